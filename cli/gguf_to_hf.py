@@ -1,4 +1,4 @@
-"""Turns the GGUF file of a SmolLM2 model into a Hugging Face directory: fp32 weights, tokenizer, chat template.
+"""Turns a SmolLM2 model's GGUF file into a Hugging Face directory: fp32 weights, tokenizer, chat template.
 
 Everything comes out of the one file. What it does not expect it refuses by name, rather than write a model
 that loads and talks nonsense.
@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-CONTROL = 3  # the GGUF token type of special tokens
-
-END_OF_TEXT = "<|endoftext|>"
+_CONTROL = 3  # the GGUF token type of special tokens
+_END_OF_TEXT = "<|endoftext|>"
 
 _TENSOR_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -85,11 +84,12 @@ def unpermute(weight: NDArray[np.float32], num_heads: int) -> NDArray[np.float32
 
 
 def _refuse_the_unknown(fields: dict[str, Any]) -> None:
+    head_dim = fields["llama.embedding_length"] // fields["llama.attention.head_count"]
     expected = {
         "general.architecture": "llama",
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
-        "llama.rope.dimension_count": fields["llama.embedding_length"] // fields["llama.attention.head_count"],
+        "llama.rope.dimension_count": head_dim,
     }
     for name, value in expected.items():
         if fields.get(name) != value:
@@ -136,7 +136,7 @@ def shortest(value: float) -> float:
 def _generation_config(fields: dict[str, Any]) -> dict[str, Any]:
     end_of_turn = fields["tokenizer.ggml.eos_token_id"]
     # GGUF has room for one end of sequence; text that is no chat ends with the other.
-    end_of_text = fields["tokenizer.ggml.tokens"].index(END_OF_TEXT)
+    end_of_text = fields["tokenizer.ggml.tokens"].index(_END_OF_TEXT)
     return {
         "bos_token_id": fields["tokenizer.ggml.bos_token_id"],
         "eos_token_id": [end_of_turn, end_of_text],
@@ -149,10 +149,11 @@ def _tokenizer(fields: dict[str, Any]) -> Tokenizer:
     merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges))
     # "smollm": each digit stands alone. Without it, blanks before a digit fall apart differently.
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in _specials(fields)])
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in _specials(fields)])
     return tokenizer
 
 
@@ -175,8 +176,8 @@ def _tokenizer_config(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _specials(fields: dict[str, Any]) -> list[str]:
-    kinds = fields["tokenizer.ggml.token_type"]
-    return [token for token, kind in zip(fields["tokenizer.ggml.tokens"], kinds, strict=True) if kind == CONTROL]
+    tokens, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    return [token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL]
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
