@@ -176,7 +176,7 @@ class SequenceOutput:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A request got its seat. For one that awaits blocks: `missing` are the indices of its `block_table` to be filled."""
+    """A request got its seat. If it awaits blocks, `missing` are the indices of its `block_table` to be filled."""
 
     request: Request
     block_table: tuple[BlockId, ...]
