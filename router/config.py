@@ -1,0 +1,41 @@
+"""Everything the router can be told."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from kvasir.common.config import ServiceConfig
+
+
+class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
+    """The OpenAI API to the world, gRPC to the nodes."""
+
+    host: str = Field(default="127.0.0.1", description="Address of the HTTP API.")
+    port: int = Field(default=8000, ge=0, le=65535, description="Port of the HTTP API; 0 takes a free one.")
+    model: Path | None = Field(default=None, description="Directory with the tokenizer and the chat template.")
+    served_model_name: list[str] = Field(default=[], description="Names the API answers to; default: the model's own.")
+    chat_template: str | None = Field(default=None, description="File with a Jinja template, instead of the model's.")
+    api_key: list[str] = Field(default=[], description="Keys that clients must send one of; empty: anybody may ask.")
+    max_request_bytes: int = Field(default=32 << 20, gt=0, description="Longest HTTP body; more is answered with 413.")
+    max_logprobs: int = Field(default=20, ge=0, description="Most alternatives a client may ask for.")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    grpc_listen: str = Field(default="127.0.0.1:8001", description="Where nodes announce themselves (host:port).")
+    prefill: list[str] = Field(default=[], description="Prefill nodes that do not announce themselves (host:port).")
+    decode: list[str] = Field(default=[], description="Decode nodes that do not announce themselves (host:port).")
+    cluster_secret: str = Field(
+        default="", repr=False, description="Sent on every call to a node; required when listening off loopback."
+    )
+    cluster_secret_file: Path | None = Field(default=None, description="File with the cluster's secret.")
+
+    policy: Literal["round_robin", "least_loaded"] = "least_loaded"
+    max_num_queued_reqs: int = Field(default=512, gt=0, description="More waiting requests are refused with 503.")
+    max_num_queued_tokens: int = Field(default=1 << 20, gt=0, description="More waiting prompt tokens are refused.")
+    request_timeout_s: float = Field(default=600.0, gt=0, description="Longest life of one request.")
+    max_attempts: int = Field(default=8, gt=0, description="A request that loses this many nodes fails.")
+    node_wait_s: float = Field(default=10.0, ge=0, description="How long a request waits for a node to come (back).")
+    engine_age_limit_s: float = Field(
+        default=30.0, gt=0, description="A node whose engine has not finished a step for so long is lost."
+    )
+    canary_timeout_s: float = Field(default=30.0, gt=0, description="A canary generation must end within this.")
