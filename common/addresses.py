@@ -1,0 +1,15 @@
+"""host:port, as people write it and as gRPC wants it."""
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`127.0.0.1:50051` -> ("127.0.0.1", 50051); `[::1]:0` -> ("::1", 0)"""
+    host, colon, port = address.rpartition(":")
+    host = host.strip("[]")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"an address is host:port, got {address!r}")
+    return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """("::1", 80) -> `[::1]:80`"""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
