@@ -736,10 +736,13 @@ class Heartbeat(_message.Message):
     ENGINE_AGE_S_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    LAST_COMMAND_FIELD_NUMBER: _builtins.int
     engine_step: _builtins.int
     engine_age_s: _builtins.float
     """Seconds since the engine last finished a step or was found idle."""
     draining: _builtins.bool
+    last_command: _builtins.int
+    """The last command that arrived: the router may forget it and those before."""
     @_builtins.property
     def load(self) -> Global___NodeLoad: ...
     def __init__(
@@ -749,10 +752,11 @@ class Heartbeat(_message.Message):
         engine_age_s: _builtins.float = ...,
         load: Global___NodeLoad | None = ...,
         draining: _builtins.bool = ...,
+        last_command: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "engine_age_s", b"engine_age_s", "engine_step", b"engine_step", "load", b"load"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "engine_age_s", b"engine_age_s", "engine_step", b"engine_step", "last_command", b"last_command", "load", b"load"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -838,19 +842,23 @@ class SessionOpened(_message.Message):
 
     NODE_EPOCH_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
+    LAST_COMMAND_FIELD_NUMBER: _builtins.int
     node_epoch: _builtins.str
     """Changes when the node restarts."""
     resumed: _builtins.bool
     """False: the old session was unknown or too old; its requests are cancelled and everything starts anew."""
+    last_command: _builtins.int
+    """The last command that arrived. A router that resumes sends again what lies behind it."""
     def __init__(
         self,
         *,
         node_epoch: _builtins.str = ...,
         resumed: _builtins.bool = ...,
+        last_command: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_epoch", b"node_epoch", "resumed", b"resumed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_command", b"last_command", "node_epoch", b"node_epoch", "resumed", b"resumed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvasir.proto import common_pb2 as kvasir_dot_proto_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvasir/proto/decode.proto\x12\tkvasir.v1\x1a\x19kvasir/proto/common.proto\"\x91\x03\n\rDecodeCommand\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.kvasir.v1.OpenSessionH\x00\x12-\n\x0b\x61\x63knowledge\x18\x02 \x01(\x0b\x32\x16.kvasir.v1.AcknowledgeH\x00\x12\'\n\x05start\x18\x03 \x01(\x0b\x32\x16.kvasir.v1.StartDecodeH\x00\x12\x34\n\x0f\x63ontinue_decode\x18\x04 \x01(\x0b\x32\x19.kvasir.v1.ContinueDecodeH\x00\x12*\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x18.kvasir.v1.CancelRequestH\x00\x12\x30\n\x08snapshot\x18\x06 \x01(\x0b\x32\x1c.kvasir.v1.RequestKVSnapshotH\x00\x12-\n\x08progress\x18\x07 \x01(\x0b\x32\x19.kvasir.v1.ReportProgressH\x00\x12\x32\n\x0e\x61\x62ort_transfer\x18\x08 \x01(\x0b\x32\x18.kvasir.v1.AbortTransferH\x00\x42\t\n\x07\x63ommand\"o\n\x0bStartDecode\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1c.kvasir.v1.GenerationRequest\x12!\n\x06ticket\x18\x03 \x01(\x0b\x32\x11.kvasir.v1.Ticket\"G\n\x0e\x43ontinueDecode\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12%\n\x05\x66irst\x18\x02 \x03(\x0b\x32\x16.kvasir.v1.FirstTokens\"2\n\x0b\x46irstTokens\x12\x10\n\x08sequence\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\"=\n\x0eReportProgress\x12+\n\x08progress\x18\x01 \x01(\x0b\x32\x19.kvasir.v1.TicketProgress\"/\n\rAbortTransfer\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t2\xd2\x01\n\rDecodeService\x12@\n\x07Session\x12\x18.kvasir.v1.DecodeCommand\x1a\x17.kvasir.v1.SessionEvent(\x01\x30\x01\x12\x43\n\x08\x44\x65scribe\x12\x1a.kvasir.v1.DescribeRequest\x1a\x1b.kvasir.v1.DescribeResponse\x12:\n\x05\x44rain\x12\x17.kvasir.v1.DrainRequest\x1a\x18.kvasir.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvasir/proto/decode.proto\x12\tkvasir.v1\x1a\x19kvasir/proto/common.proto\"\xa1\x03\n\rDecodeCommand\x12\x0e\n\x06number\x18\x0f \x01(\x04\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.kvasir.v1.OpenSessionH\x00\x12-\n\x0b\x61\x63knowledge\x18\x02 \x01(\x0b\x32\x16.kvasir.v1.AcknowledgeH\x00\x12\'\n\x05start\x18\x03 \x01(\x0b\x32\x16.kvasir.v1.StartDecodeH\x00\x12\x34\n\x0f\x63ontinue_decode\x18\x04 \x01(\x0b\x32\x19.kvasir.v1.ContinueDecodeH\x00\x12*\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x18.kvasir.v1.CancelRequestH\x00\x12\x30\n\x08snapshot\x18\x06 \x01(\x0b\x32\x1c.kvasir.v1.RequestKVSnapshotH\x00\x12-\n\x08progress\x18\x07 \x01(\x0b\x32\x19.kvasir.v1.ReportProgressH\x00\x12\x32\n\x0e\x61\x62ort_transfer\x18\x08 \x01(\x0b\x32\x18.kvasir.v1.AbortTransferH\x00\x42\t\n\x07\x63ommand\"o\n\x0bStartDecode\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1c.kvasir.v1.GenerationRequest\x12!\n\x06ticket\x18\x03 \x01(\x0b\x32\x11.kvasir.v1.Ticket\"G\n\x0e\x43ontinueDecode\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12%\n\x05\x66irst\x18\x02 \x03(\x0b\x32\x16.kvasir.v1.FirstTokens\"2\n\x0b\x46irstTokens\x12\x10\n\x08sequence\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\"=\n\x0eReportProgress\x12+\n\x08progress\x18\x01 \x01(\x0b\x32\x19.kvasir.v1.TicketProgress\"/\n\rAbortTransfer\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t2\xd2\x01\n\rDecodeService\x12@\n\x07Session\x12\x18.kvasir.v1.DecodeCommand\x1a\x17.kvasir.v1.SessionEvent(\x01\x30\x01\x12\x43\n\x08\x44\x65scribe\x12\x1a.kvasir.v1.DescribeRequest\x1a\x1b.kvasir.v1.DescribeResponse\x12:\n\x05\x44rain\x12\x17.kvasir.v1.DrainRequest\x1a\x18.kvasir.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,17 +33,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvasir.proto.decode_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DECODECOMMAND']._serialized_start=68
-  _globals['_DECODECOMMAND']._serialized_end=469
-  _globals['_STARTDECODE']._serialized_start=471
-  _globals['_STARTDECODE']._serialized_end=582
-  _globals['_CONTINUEDECODE']._serialized_start=584
-  _globals['_CONTINUEDECODE']._serialized_end=655
-  _globals['_FIRSTTOKENS']._serialized_start=657
-  _globals['_FIRSTTOKENS']._serialized_end=707
-  _globals['_REPORTPROGRESS']._serialized_start=709
-  _globals['_REPORTPROGRESS']._serialized_end=770
-  _globals['_ABORTTRANSFER']._serialized_start=772
-  _globals['_ABORTTRANSFER']._serialized_end=819
-  _globals['_DECODESERVICE']._serialized_start=822
-  _globals['_DECODESERVICE']._serialized_end=1032
+  _globals['_DECODECOMMAND']._serialized_end=485
+  _globals['_STARTDECODE']._serialized_start=487
+  _globals['_STARTDECODE']._serialized_end=598
+  _globals['_CONTINUEDECODE']._serialized_start=600
+  _globals['_CONTINUEDECODE']._serialized_end=671
+  _globals['_FIRSTTOKENS']._serialized_start=673
+  _globals['_FIRSTTOKENS']._serialized_end=723
+  _globals['_REPORTPROGRESS']._serialized_start=725
+  _globals['_REPORTPROGRESS']._serialized_end=786
+  _globals['_ABORTTRANSFER']._serialized_start=788
+  _globals['_ABORTTRANSFER']._serialized_end=835
+  _globals['_DECODESERVICE']._serialized_start=838
+  _globals['_DECODESERVICE']._serialized_end=1048
 # @@protoc_insertion_point(module_scope)

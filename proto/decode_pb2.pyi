@@ -23,6 +23,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class DecodeCommand(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    NUMBER_FIELD_NUMBER: _builtins.int
     OPEN_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGE_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
@@ -31,6 +32,8 @@ class DecodeCommand(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     ABORT_TRANSFER_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """From 1 without gaps within a session; a node ignores a number that it has seen. `open` and `acknowledge` carry 0."""
     @_builtins.property
     def open(self) -> _common_pb2.OpenSession: ...
     @_builtins.property
@@ -50,6 +53,7 @@ class DecodeCommand(_message.Message):
     def __init__(
         self,
         *,
+        number: _builtins.int = ...,
         open: _common_pb2.OpenSession | None = ...,
         acknowledge: _common_pb2.Acknowledge | None = ...,
         start: Global___StartDecode | None = ...,
@@ -61,7 +65,7 @@ class DecodeCommand(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["abort_transfer", b"abort_transfer", "acknowledge", b"acknowledge", "cancel", b"cancel", "command", b"command", "continue_decode", b"continue_decode", "open", b"open", "progress", b"progress", "snapshot", b"snapshot", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_transfer", b"abort_transfer", "acknowledge", b"acknowledge", "cancel", b"cancel", "command", b"command", "continue_decode", b"continue_decode", "open", b"open", "progress", b"progress", "snapshot", b"snapshot", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_transfer", b"abort_transfer", "acknowledge", b"acknowledge", "cancel", b"cancel", "command", b"command", "continue_decode", b"continue_decode", "number", b"number", "open", b"open", "progress", b"progress", "snapshot", b"snapshot", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["open", "acknowledge", "start", "continue_decode", "cancel", "snapshot", "progress", "abort_transfer"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015

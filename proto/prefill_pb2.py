@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvasir.proto import common_pb2 as kvasir_dot_proto_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1akvasir/proto/prefill.proto\x12\tkvasir.v1\x1a\x19kvasir/proto/common.proto\"\xa7\x02\n\x0ePrefillCommand\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.kvasir.v1.OpenSessionH\x00\x12-\n\x0b\x61\x63knowledge\x18\x02 \x01(\x0b\x32\x16.kvasir.v1.AcknowledgeH\x00\x12(\n\x05start\x18\x03 \x01(\x0b\x32\x17.kvasir.v1.StartPrefillH\x00\x12*\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x18.kvasir.v1.CancelRequestH\x00\x12\x30\n\x08snapshot\x18\x05 \x01(\x0b\x32\x1c.kvasir.v1.RequestKVSnapshotH\x00\x12+\n\x07release\x18\x06 \x01(\x0b\x32\x18.kvasir.v1.ReleaseTicketH\x00\x42\t\n\x07\x63ommand\"\x94\x01\n\x0cStartPrefill\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1c.kvasir.v1.GenerationRequest\x12!\n\x06ticket\x18\x03 \x01(\x0b\x32\x11.kvasir.v1.Ticket\x12\"\n\x05peers\x18\x04 \x03(\x0b\x32\x13.kvasir.v1.Endpoint\"\x1f\n\rReleaseTicket\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x32\xd4\x01\n\x0ePrefillService\x12\x41\n\x07Session\x12\x19.kvasir.v1.PrefillCommand\x1a\x17.kvasir.v1.SessionEvent(\x01\x30\x01\x12\x43\n\x08\x44\x65scribe\x12\x1a.kvasir.v1.DescribeRequest\x1a\x1b.kvasir.v1.DescribeResponse\x12:\n\x05\x44rain\x12\x17.kvasir.v1.DrainRequest\x1a\x18.kvasir.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1akvasir/proto/prefill.proto\x12\tkvasir.v1\x1a\x19kvasir/proto/common.proto\"\xb7\x02\n\x0ePrefillCommand\x12\x0e\n\x06number\x18\x0f \x01(\x04\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.kvasir.v1.OpenSessionH\x00\x12-\n\x0b\x61\x63knowledge\x18\x02 \x01(\x0b\x32\x16.kvasir.v1.AcknowledgeH\x00\x12(\n\x05start\x18\x03 \x01(\x0b\x32\x17.kvasir.v1.StartPrefillH\x00\x12*\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x18.kvasir.v1.CancelRequestH\x00\x12\x30\n\x08snapshot\x18\x05 \x01(\x0b\x32\x1c.kvasir.v1.RequestKVSnapshotH\x00\x12+\n\x07release\x18\x06 \x01(\x0b\x32\x18.kvasir.v1.ReleaseTicketH\x00\x42\t\n\x07\x63ommand\"\x94\x01\n\x0cStartPrefill\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1c.kvasir.v1.GenerationRequest\x12!\n\x06ticket\x18\x03 \x01(\x0b\x32\x11.kvasir.v1.Ticket\x12\"\n\x05peers\x18\x04 \x03(\x0b\x32\x13.kvasir.v1.Endpoint\"\x1f\n\rReleaseTicket\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x32\xd4\x01\n\x0ePrefillService\x12\x41\n\x07Session\x12\x19.kvasir.v1.PrefillCommand\x1a\x17.kvasir.v1.SessionEvent(\x01\x30\x01\x12\x43\n\x08\x44\x65scribe\x12\x1a.kvasir.v1.DescribeRequest\x1a\x1b.kvasir.v1.DescribeResponse\x12:\n\x05\x44rain\x12\x17.kvasir.v1.DrainRequest\x1a\x18.kvasir.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,11 +33,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvasir.proto.prefill_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PREFILLCOMMAND']._serialized_start=69
-  _globals['_PREFILLCOMMAND']._serialized_end=364
-  _globals['_STARTPREFILL']._serialized_start=367
-  _globals['_STARTPREFILL']._serialized_end=515
-  _globals['_RELEASETICKET']._serialized_start=517
-  _globals['_RELEASETICKET']._serialized_end=548
-  _globals['_PREFILLSERVICE']._serialized_start=551
-  _globals['_PREFILLSERVICE']._serialized_end=763
+  _globals['_PREFILLCOMMAND']._serialized_end=380
+  _globals['_STARTPREFILL']._serialized_start=383
+  _globals['_STARTPREFILL']._serialized_end=531
+  _globals['_RELEASETICKET']._serialized_start=533
+  _globals['_RELEASETICKET']._serialized_end=564
+  _globals['_PREFILLSERVICE']._serialized_start=567
+  _globals['_PREFILLSERVICE']._serialized_end=779
 # @@protoc_insertion_point(module_scope)

@@ -23,12 +23,15 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class PrefillCommand(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    NUMBER_FIELD_NUMBER: _builtins.int
     OPEN_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGE_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """From 1 without gaps within a session; a node ignores a number that it has seen. `open` and `acknowledge` carry 0."""
     @_builtins.property
     def open(self) -> _common_pb2.OpenSession: ...
     @_builtins.property
@@ -44,6 +47,7 @@ class PrefillCommand(_message.Message):
     def __init__(
         self,
         *,
+        number: _builtins.int = ...,
         open: _common_pb2.OpenSession | None = ...,
         acknowledge: _common_pb2.Acknowledge | None = ...,
         start: Global___StartPrefill | None = ...,
@@ -53,7 +57,7 @@ class PrefillCommand(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "cancel", b"cancel", "command", b"command", "open", b"open", "release", b"release", "snapshot", b"snapshot", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "cancel", b"cancel", "command", b"command", "open", b"open", "release", b"release", "snapshot", b"snapshot", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "cancel", b"cancel", "command", b"command", "number", b"number", "open", b"open", "release", b"release", "snapshot", b"snapshot", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["open", "acknowledge", "start", "cancel", "snapshot", "release"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
