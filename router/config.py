@@ -24,10 +24,9 @@ class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
     grpc_listen: str = Field(default="127.0.0.1:8001", description="Where nodes announce themselves (host:port).")
     prefill: list[str] = Field(default=[], description="Prefill nodes that do not announce themselves (host:port).")
     decode: list[str] = Field(default=[], description="Decode nodes that do not announce themselves (host:port).")
-    cluster_secret: str = Field(
-        default="", repr=False, description="Sent on every call to a node; required when listening off loopback."
+    cluster_secret_file: Path | None = Field(
+        default=None, description="Holds the cluster's secret; without it, KVASIR_CLUSTER_SECRET."
     )
-    cluster_secret_file: Path | None = Field(default=None, description="File with the cluster's secret.")
 
     policy: Literal["round_robin", "least_loaded"] = "least_loaded"
     max_num_queued_reqs: int = Field(default=512, gt=0, description="More waiting requests are refused with 503.")
@@ -35,6 +34,7 @@ class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
     request_timeout_s: float = Field(default=600.0, gt=0, description="Longest life of one request.")
     max_attempts: int = Field(default=8, gt=0, description="A request that loses this many nodes fails.")
     node_wait_s: float = Field(default=10.0, ge=0, description="How long a request waits for a node to come (back).")
+    heartbeat_timeout_s: float = Field(default=1.5, gt=0, description="A node silent for so long is lost.")
     engine_age_limit_s: float = Field(
         default=30.0, gt=0, description="A node whose engine has not finished a step for so long is lost."
     )
