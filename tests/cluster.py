@@ -1,0 +1,242 @@
+"""A cluster of real processes for the tests: one router, prefill and decode nodes, and what their connector needs.
+
+Everything listens on loopback with ports of its own; every wait has a deadline; leaving the context stops all of it,
+however it was left.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import httpx
+import openai
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.valkey import RedisServer
+
+REPO = Path(__file__).parents[1]
+START_TIMEOUT_S = 120.0
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s:.0f} s: {what}")
+        time.sleep(0.05)
+
+
+@dataclass(eq=False)
+class Service:
+    """One process of the cluster."""
+
+    name: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    log_path: Path
+    metrics_url: str
+    process: subprocess.Popen[bytes] = field(init=False)
+
+    def start(self) -> None:
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *self.arguments], env={**self.environment}, stdout=log, stderr=log, cwd=REPO
+            )
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def terminate(self, timeout_s: float = 20.0) -> int:
+        """SIGTERM; the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout_s)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.terminate()
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def metrics(self) -> dict[str, float]:
+        """Samples by name, and by `name{label="value",...}` (labels in order of name)."""
+        text = httpx.get(self.metrics_url, timeout=10).raise_for_status().text
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                found[sample.name] = found.get(sample.name, 0.0) + sample.value
+                labels = ",".join(f'{key}="{value}"' for key, value in sorted(sample.labels.items()))
+                found[f"{sample.name}{{{labels}}}"] = sample.value
+        return found
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    @property
+    def num_open_sockets(self) -> int:
+        fds = Path(f"/proc/{self.process.pid}/fd")
+        return sum(os.readlink(fd).startswith("socket:") for fd in fds.iterdir() if fd.is_symlink())
+
+
+class Cluster:
+    """`with Cluster(...) as cluster:` is a cluster that has answered its canary."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        connector: str = "tcp",
+        *,
+        num_prefill: int = 1,
+        num_decode: int = 1,
+        router_args: Sequence[str] = (),
+        prefill_args: Sequence[str] = (),
+        decode_args: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        redis_args: Sequence[str] = (),
+    ) -> None:
+        self._stack = ExitStack()
+        self._directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="kvasir-test-")))
+        self.environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("KVASIR_")},
+            "PYTHONPATH": f"{REPO / 'src'}{os.pathsep}{REPO}",
+            "KVASIR_CLUSTER_SECRET": "a secret of the tests",
+            "PYTHONUNBUFFERED": "1",
+            **(environment or {}),
+        }
+        self.model_dir = model_dir
+        self.connector = connector
+        self.redis: RedisServer | None = None
+        self._redis_args = redis_args
+        self._join = f"127.0.0.1:{free_port()}"
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.router = self._service(
+            "router",
+            ["kvasir.router", "--port", str(port), "--grpc-listen", self._join, "--model", str(model_dir), *router_args],
+            f"{self.url}/metrics",
+        )
+        self._node_args = {"prefill": prefill_args, "decode": decode_args}
+        self.prefill: list[Service] = []
+        self.decode: list[Service] = []
+        self._counts = (num_prefill, num_decode)
+
+    def __enter__(self) -> Self:
+        try:
+            if self._uses("redis"):
+                self.redis = self._stack.enter_context(RedisServer(*self._redis_args))
+            self._start(self.router)
+            for _ in range(self._counts[0]):
+                self.add_node("prefill")
+            for _ in range(self._counts[1]):
+                self.add_node("decode")
+            self.wait_ready()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def services(self) -> list[Service]:
+        return [self.router, *self.prefill, *self.decode]
+
+    def add_node(self, role: str, extra_args: Sequence[str] = ()) -> Service:
+        nodes = self.prefill if role == "prefill" else self.decode
+        metrics_port = free_port()
+        arguments = [f"kvasir.{role}_node", "--model", str(self.model_dir), "--join", self._join]
+        arguments += ["--listen", "127.0.0.1:0", "--metrics-port", str(metrics_port), "--connector", self.connector]
+        arguments += ["--threads", "1", "--kv-cache-memory", "400MiB"]
+        if self.redis is not None:
+            arguments += ["--redis-url", self.redis.url]
+        if self._uses("shared_storage"):
+            arguments += ["--kv-path", str(self._directory / "kv")]
+        arguments += [*self._node_args[role], *extra_args]
+        node = self._service(f"{role}-{len(nodes)}", arguments, f"http://127.0.0.1:{metrics_port}/metrics")
+        nodes.append(node)
+        self._start(node)
+        return node
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Until a generation has gone through both tiers, and every node that lives has joined."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            dead = [service for service in self.services if service.process.poll() not in (None, -signal.SIGKILL, 0)]
+            if dead:
+                raise AssertionError(f"{dead[0].name} has ended:\n{dead[0].log()[-4000:]}")
+            if self._all_joined() and self._is_ready():
+                return
+            time.sleep(0.1)
+        logs = "\n".join(f"--- {service.name}\n{service.log()[-2000:]}" for service in self.services)
+        raise AssertionError(f"not ready within {timeout_s:.0f} s\n{logs}")
+
+    def client(self, **options: object) -> openai.OpenAI:
+        defaults: dict[str, object] = {"max_retries": 0, "timeout": 120, "api_key": "none"}
+        return openai.OpenAI(base_url=f"{self.url}/v1", **{**defaults, **options})  # type: ignore[arg-type]
+
+    @property
+    def model(self) -> str:
+        return str(self.client().models.list().data[0].id)
+
+    def total(self, nodes: Sequence[Service], name: str) -> float:
+        """A counter summed over nodes; a counter that none of them has is an error in the test."""
+        samples = [node.metrics() for node in nodes]
+        assert any(name in sample for sample in samples), f"no metric {name}; there are {sorted(samples[0])}"
+        return sum(sample.get(name, 0.0) for sample in samples)
+
+    @contextmanager
+    def deltas(self, nodes: Sequence[Service], *names: str) -> Iterator[dict[str, float]]:
+        """How far counters rose within the block."""
+        before = {name: self.total(nodes, name) for name in names}
+        rose: dict[str, float] = {}
+        yield rose
+        rose.update({name: self.total(nodes, name) - value for name, value in before.items()})
+
+    def _uses(self, connector: str) -> bool:
+        return connector in self.connector.lower().replace("sharedstorage", "shared_storage")
+
+    def _all_joined(self) -> bool:
+        try:
+            samples = self.router.metrics()
+        except httpx.HTTPError:
+            return False
+        alive = sum(node.process.poll() is None for node in [*self.prefill, *self.decode])
+        return samples.get("kvasir:nodes", 0) >= alive
+
+    def _is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/ready", timeout=5).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def _service(self, name: str, arguments: Sequence[str], metrics_url: str) -> Service:
+        return Service(name, arguments, self.environment, self._directory / f"{name}.log", metrics_url)
+
+    def _start(self, service: Service) -> None:
+        service.start()
+        self._stack.callback(service.stop)

@@ -1,0 +1,11 @@
+from pathlib import Path
+
+import pytest
+
+from kvasir.cli.model import prepare_builtin_model
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> Path:
+    """The built-in model, SmolLM2-135M-Instruct in fp32."""
+    return prepare_builtin_model()
