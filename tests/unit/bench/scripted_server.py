@@ -1,0 +1,67 @@
+"""An OpenAI server that answers by a script."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+WORDS = ("The", " answer", " is", " 42", ".")
+
+
+@dataclass
+class ScriptedServer:
+    """Chunks of WORDS with `gap_s` between them; then usage, if it is to say; then the end, if it is to come."""
+
+    gap_s: float = 0.0
+    says_usage: bool = True
+    ends: bool = True
+    status: int = 200
+    fails_within: bool = False
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    running: int = 0
+    most_running: int = 0
+    url: str = ""
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._stream(request, [{"text": word, "index": 0} for word in WORDS])
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        speaker = {"index": 0, "delta": {"role": "assistant", "content": ""}}
+        return await self._stream(request, [speaker, *({"index": 0, "delta": {"content": word}} for word in WORDS)])
+
+    async def models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "scripted"}]})
+
+    async def _stream(self, request: web.Request, choices: list[dict[str, Any]]) -> web.StreamResponse:
+        self.bodies.append(await request.json())
+        self.headers.append(dict(request.headers))
+        if self.status != 200:
+            return web.json_response({"error": {"message": "scripted"}}, status=self.status)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for choice in choices:
+            await asyncio.sleep(self.gap_s)
+            await self._send(response, {"choices": [choice]})
+        if self.fails_within:
+            await self._send(response, {"error": {"message": "lost a node"}})
+        if self.says_usage:
+            await self._send(response, {"choices": [], "usage": {"prompt_tokens": 11, "completion_tokens": 7}})
+        if self.ends:
+            await response.write(b"data: [DONE]\n\n")
+        self.running -= 1
+        return response
+
+    async def _send(self, response: web.StreamResponse, message: dict[str, Any]) -> None:
+        await response.write(f"data: {json.dumps(message)}\n\n".encode())
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_post("/v1/completions", self.completions)
+        app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_get("/v1/models", self.models)
+        return app
