@@ -1,0 +1,67 @@
+"""One sequence's token ids to the text that its client sees."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvasir.router.text.detokenizer import Detokenizer
+from kvasir.router.text.stop_strings import StopStrings
+from kvasir.router.text.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRules:
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    min_tokens: int = 0  # so many tokens pass before a stop string counts
+
+
+class TextStream:
+    """Text by token. The text does not depend on how many tokens come at once."""
+
+    def __init__(self, tokenizer: TextTokenizer, rules: TextRules) -> None:
+        self._tokenizer = tokenizer
+        self._rules = rules
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stop_strings = StopStrings(rules.stop, rules.include_stop_str_in_output)
+        # A stop string may name a special token, which is matched even where it is not shown.
+        self._matches_hidden = any(special in stop for stop in rules.stop for special in tokenizer.special_texts)
+        self.num_tokens = 0
+
+    @property
+    def is_stopped(self) -> bool:
+        """A stop string has ended it; what comes after is not its text any more."""
+        return self._stop_strings.matched is not None
+
+    def push(self, token_ids: Sequence[int], ended_by_token: bool = False) -> str:
+        """Takes ids up to the one that completes a stop string. `ended_by_token`: the last is an EOS or stop token."""
+        pieces: list[str] = []
+        last = len(token_ids) - 1
+        for index, token_id in enumerate(token_ids):
+            self.num_tokens += 1
+            pieces.append(self._text_of(token_id, is_end=ended_by_token and index == last))
+            if self.is_stopped:
+                break
+        return "".join(pieces)
+
+    def flush(self) -> str:
+        """What was kept back: an incomplete character, the beginning of a stop string."""
+        if self.is_stopped:
+            return ""
+        tail = self._match(self._detokenizer.flush())
+        return tail + self._stop_strings.flush()
+
+    def _text_of(self, token_id: int, is_end: bool) -> str:
+        is_hidden = self._rules.skip_special_tokens and self._tokenizer.is_special(token_id)
+        if is_end and not self._rules.include_stop_str_in_output:
+            is_hidden = True
+        if not is_hidden:
+            return self._match(self._detokenizer.push(token_id))
+        if self._matches_hidden:
+            return self._match(self._tokenizer.decode([token_id]), shown=False)
+        return ""
+
+    def _match(self, text: str, shown: bool = True) -> str:
+        if self.num_tokens <= self._rules.min_tokens:
+            return text if shown else ""
+        return self._stop_strings.push(text, shown)
