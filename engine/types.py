@@ -101,7 +101,10 @@ class Request:
     loaded_blocks: set[int] = field(default_factory=set)  # landed ahead: indices past the computed tokens
     num_cached_tokens: int = 0  # found in this node's prefix cache at first admission
     num_output_at_arrival: int = 0  # output tokens that came with the request, when it has moved here
+    num_awaited_tokens: int = 0  # tokens whose blocks were asked for from elsewhere; 0 again after a preemption
+    num_reported_blocks: int = 0  # of a `hand_off` request
     num_preemptions: int = 0
+    order: tuple[int, int] = (0, 0)  # place in the queue, given by the scheduler: smaller is served earlier
     cancelled: bool = False  # while LOADING: ends when the transfer has stopped touching its blocks
 
     @property
@@ -111,6 +114,10 @@ class Request:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_tokens_at_arrival(self) -> int:
+        return len(self.prompt_token_ids) + self.num_output_at_arrival
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -238,6 +245,15 @@ class Limits:
     enable_prefix_caching: bool = True
     reserve_whole_prompt: bool = False  # a prefill node: all of a prompt's blocks or none, and no preemption
     scheduling_policy: str = "fcfs"  # or "priority"
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "num_blocks", "max_num_batched_tokens", "max_num_seqs", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.watermark < 1:
+            raise ValueError(f"watermark must be in [0, 1), got {self.watermark}")
+        if self.scheduling_policy not in ("fcfs", "priority"):
+            raise ValueError(f"scheduling_policy must be fcfs or priority, got {self.scheduling_policy!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,130 @@
+"""Booking what a step computed: tokens, finished requests, blocks to report."""
+
+from collections.abc import Mapping, Sequence
+
+from kvasir.common.errors import NumericalError
+from kvasir.engine.scheduler import Scheduler
+from kvasir.engine.types import (
+    Admitted,
+    Chunk,
+    ComputedBlocks,
+    Failed,
+    FinishReason,
+    Request,
+    RequestId,
+    Sampled,
+    SequenceOutput,
+    StepPlan,
+    StepResult,
+)
+
+
+class Ledger:
+    """Collects what is to be told about a step, and counts what is told about all of them."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._tables = scheduler.tables
+        self._outputs: list[SequenceOutput] = []
+        self._admitted: list[Admitted] = []
+        self._computed: list[ComputedBlocks] = []
+        self._failed: list[Failed] = []
+        self.num_prompt_tokens_computed = 0
+        self.num_generation_tokens = 0
+        self.num_recomputed_tokens = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._outputs or self._admitted or self._computed or self._failed)
+
+    def take_result(self, step: int) -> StepResult:
+        """All that has been collected, once."""
+        stored, dropped = self._tables.cache.take_events()
+        result = StepResult(
+            step,
+            outputs=tuple(self._outputs),
+            admitted=tuple(self._admitted),
+            computed=tuple(self._computed),
+            failed=tuple(self._failed),
+            stored=stored,
+            dropped=dropped,
+        )
+        for collected in (self._outputs, self._admitted, self._computed, self._failed):
+            collected.clear()
+        return result
+
+    def note_admitted(self, admitted: Sequence[Admitted]) -> None:
+        """Blocks of theirs that were in the prefix cache are final already."""
+        self._admitted.extend(admitted)
+        for one in admitted:
+            self._report(one.request)
+
+    def commit(self, plan: StepPlan, sampled: Mapping[RequestId, Sampled]) -> None:
+        for chunk in plan.chunks:
+            self._count(chunk)
+            if not chunk.samples:
+                self._tables.advance(chunk.request, chunk.end)
+                self._report(chunk.request)
+            elif sampled[chunk.request.request_id].is_finite:
+                self._tables.advance(chunk.request, chunk.end)
+                self._report(chunk.request)
+                self._append(chunk.request, sampled[chunk.request.request_id])
+            else:
+                self.fail(chunk.request, NumericalError("the model gave NaN or infinite logits"))
+
+    def fail(self, request: Request, error: Exception) -> None:
+        """What its blocks hold may be the cause, so nobody else shall find them."""
+        self._tables.distrust(request)
+        self._scheduler.finish(request)
+        self._failed.append(Failed(request.request_id, error))
+
+    def end_if_too_long(self, request: Request) -> None:
+        """For a request that has just been given tokens from elsewhere, and may have no room for another."""
+        if self._is_at_length(request):
+            self._scheduler.cancel(request.request_id)
+            self._outputs.append(SequenceOutput(request.request_id, (), FinishReason.LENGTH))
+
+    def _append(self, request: Request, sampled: Sampled) -> None:
+        reason = None
+        num_taken = 0
+        for token_id in sampled.token_ids:
+            request.output_token_ids.append(token_id)
+            num_taken += 1
+            reason = self._finish_reason(request)
+            if reason is not None:
+                self._scheduler.finish(request)
+                break
+        self.num_generation_tokens += num_taken
+        self._outputs.append(
+            SequenceOutput(request.request_id, sampled.token_ids[:num_taken], reason, sampled.logprobs[:num_taken])
+        )
+
+    def _finish_reason(self, request: Request) -> FinishReason | None:
+        """A stop token is part of the output; not to show it is up to the reader."""
+        if request.output_token_ids[-1] in request.sampling.stop_token_ids:
+            return FinishReason.STOP
+        if self._is_at_length(request):
+            return FinishReason.LENGTH
+        return FinishReason.HANDED_OFF if request.hand_off else None
+
+    def _is_at_length(self, request: Request) -> bool:
+        return (
+            len(request.output_token_ids) >= request.sampling.max_tokens
+            or request.num_tokens >= self._scheduler.max_total_tokens
+        )
+
+    def _report(self, request: Request) -> None:
+        report = self._tables.report(request) if request.hand_off else None
+        if report is not None:
+            self._computed.append(report)
+
+    def _count(self, chunk: Chunk) -> None:
+        request = chunk.request
+        self.num_prompt_tokens_computed += _overlap(chunk, len(request.prompt_token_ids))
+        if not request.hand_off:  # a prefill node asks a store for what is there; the rest was never elsewhere
+            self.num_recomputed_tokens += _overlap(chunk, request.num_awaited_tokens)
+
+
+def _overlap(chunk: Chunk, num_tokens: int) -> int:
+    """How many of the chunk's tokens are among the first `num_tokens`."""
+    return max(0, min(chunk.end, num_tokens) - chunk.start)

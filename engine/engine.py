@@ -1,0 +1,132 @@
+"""One engine: a scheduler, a model, and the step that joins them."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from kvasir.engine.commit import Ledger
+from kvasir.engine.scheduler import Scheduler
+from kvasir.engine.stats import EngineStats, StepMetrics, moving_average
+from kvasir.engine.types import BlockId, Phase, Request, RequestId, Sampled, StepPlan, StepResult
+
+
+class ModelRunner(Protocol):
+    def execute(self, plan: StepPlan) -> dict[RequestId, Sampled]:
+        """Run one forward pass; the next token of each request whose chunk `samples`."""
+        ...
+
+
+class Engine:
+    """Not thread-safe: one thread owns it. `AsyncEngine` is that thread."""
+
+    def __init__(
+        self, scheduler: Scheduler, model_runner: ModelRunner, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.scheduler = scheduler
+        self.model_runner = model_runner
+        self.on_admitted: Callable[[StepResult], None] | None = None  # told before the forward pass, not after
+        self.on_step: Callable[[StepMetrics], None] | None = None
+        self._clock = clock
+        self._ledger = Ledger(scheduler)
+        self._step = 0
+        self._step_time_s = 0.0
+        self._queue_s: tuple[float, ...] = ()  # of those admitted in this step
+
+    def step(self) -> StepResult:
+        started_s = self._clock()
+        self._step += 1
+        plan = self._schedule(started_s)
+        sampled = self.model_runner.execute(plan) if plan.chunks else {}
+        self._ledger.commit(plan, sampled)
+        self._observe(plan, self._clock() - started_s)
+        return self._ledger.take_result(self._step)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything. If not, nothing changes until one of the methods below is called."""
+        return self.scheduler.has_work or not self._ledger.is_empty
+
+    def check_fits(self, request: Request) -> None:
+        """Raises InvalidRequest if it could not be served even alone. Any thread may ask."""
+        self.scheduler.check_fits(request)
+
+    def submit(self, request: Request) -> None:
+        self.scheduler.submit(request)
+
+    def cancel(self, request_id: RequestId) -> None:
+        self.scheduler.cancel(request_id)
+
+    def block_loaded(self, request_id: RequestId, index: int) -> None:
+        self.scheduler.block_loaded(request_id, index)
+
+    def loading_done(self, request_id: RequestId) -> None:
+        self.scheduler.loading_done(request_id)
+
+    def continue_with(self, request_id: RequestId, token_ids: Sequence[int]) -> None:
+        request = self.scheduler.continue_with(request_id, list(token_ids))
+        if request is not None:
+            self._ledger.end_if_too_long(request)
+
+    def release_blocks(self, block_ids: Sequence[BlockId]) -> None:
+        self.scheduler.release_blocks(block_ids)
+
+    def check_invariants(self) -> None:
+        """Every block is free or held, exactly; and each request owns what its phase says."""
+        scheduler = self.scheduler
+        scheduler.tables.check_invariant(scheduler.requests.values())
+        for phase, queue in (
+            (Phase.WAITING, scheduler.waiting),
+            (Phase.LOADING, scheduler.loading),
+            (Phase.RUNNING, scheduler.running),
+        ):
+            assert all(request.phase is phase for request in queue), f"{phase} queue holds others"
+        assert not any(request.block_table for request in scheduler.waiting), "a waiting request holds blocks"
+        assert len(scheduler.running) + len(scheduler.loading) <= scheduler.limits.max_num_seqs, "too many seats"
+        num_queued = len(scheduler.waiting) + len(scheduler.loading) + len(scheduler.running)
+        assert num_queued == len(scheduler.requests), f"{num_queued} queued of {len(scheduler.requests)} requests"
+
+    def stats(self) -> EngineStats:
+        scheduler, ledger = self.scheduler, self._ledger
+        return EngineStats(
+            step=self._step,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_loading=len(scheduler.loading),
+            num_free_blocks=scheduler.tables.pool.num_free,
+            num_total_blocks=scheduler.tables.pool.num_blocks,
+            num_queued_tokens=scheduler.num_queued_tokens,
+            step_time_s=self._step_time_s,
+            num_preemptions=scheduler.num_preemptions,
+            num_prefix_queries_tokens=scheduler.num_prefix_queries_tokens,
+            num_prefix_hits_tokens=scheduler.num_prefix_hits_tokens,
+            num_prompt_tokens_computed=ledger.num_prompt_tokens_computed,
+            num_generation_tokens=ledger.num_generation_tokens,
+            num_recomputed_tokens=ledger.num_recomputed_tokens,
+        )
+
+    def _schedule(self, now_s: float) -> StepPlan:
+        plan, admitted = self.scheduler.schedule(now_s)
+        self._ledger.note_admitted(admitted)
+        self._queue_s = tuple(one.queue_s for one in admitted)
+        if admitted and self.on_admitted is not None:
+            self.on_admitted(self._ledger.take_result(self._step))
+        return plan
+
+    def _observe(self, plan: StepPlan, step_time_s: float) -> None:
+        if plan.chunks:
+            self._step_time_s = moving_average(self._step_time_s, step_time_s)
+        if self.on_step is None:
+            return
+        num_decode_tokens = sum(
+            chunk.num_tokens == 1 and chunk.start >= len(chunk.request.prompt_token_ids) for chunk in plan.chunks
+        )
+        self.on_step(
+            StepMetrics(
+                step=self._step,
+                step_time_s=step_time_s,
+                num_seqs=len(plan.chunks),
+                num_prefill_tokens=plan.num_tokens - num_decode_tokens,
+                num_decode_tokens=num_decode_tokens,
+                queue_s=self._queue_s,
+            )
+        )

@@ -1,0 +1,232 @@
+"""Who computes how many tokens in the next step."""
+
+from bisect import insort
+from collections.abc import Sequence
+
+from kvasir.common.errors import InvalidRequest
+from kvasir.engine.block_tables import BlockTables
+from kvasir.engine.preemption import choose_victim, preempt
+from kvasir.engine.types import Admitted, BlockId, Chunk, Limits, Phase, Request, RequestId, StepPlan, num_blocks_for
+
+
+class Draft:
+    """A step's plan in the making."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.chunks: dict[RequestId, Chunk] = {}
+        self.admitted: list[Admitted] = []
+
+    def add(self, chunk: Chunk) -> None:
+        self.chunks[chunk.request.request_id] = chunk
+        self.budget -= chunk.num_tokens
+
+    def drop(self, request: Request) -> None:
+        chunk = self.chunks.pop(request.request_id, None)
+        self.budget += chunk.num_tokens if chunk else 0
+
+
+class Scheduler:
+    """There is no prefill mode and no decode mode: each request catches up with its own number of tokens.
+
+    1. Requests with one token to compute (decode) come first, one token each, so that prompts never stall them.
+    2. Then prompts that have begun, in chunks, then waiting ones; in the order of the queue, nobody overtakes.
+    3. A newcomer is admitted if there is a seat, and room for all of its tokens above the watermark.
+    4. Out of blocks, the lowest-priority, last-come running request gives way.
+    So no request that holds blocks ever waits behind one that holds none.
+    """
+
+    def __init__(self, limits: Limits, kv_identity: bytes = b"") -> None:
+        self.limits = limits
+        self.tables = BlockTables(limits, kv_identity)
+        self.requests: dict[RequestId, Request] = {}
+        self.waiting: list[Request] = []  # in order
+        self.loading: list[Request] = []
+        self.running: list[Request] = []
+        self.num_preemptions = 0
+        self.num_prefix_queries_tokens = 0
+        self.num_prefix_hits_tokens = 0
+        self._num_submitted = 0
+        self._queue_may_move = False  # something has changed since the queue's head was last found not to fit
+
+    @property
+    def max_total_tokens(self) -> int:
+        """The longest that a request can grow: its last token is sampled, and never computed."""
+        return min(self.limits.max_model_len, self.limits.num_blocks * self.limits.block_size + 1)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running) or (bool(self.waiting) and self._queue_may_move)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Accepted, to be computed here, and not computed yet; decoding is not queueing."""
+        waiting = sum(request.num_tokens for request in self.waiting if "blocks" not in request.awaits)
+        begun = sum(request.num_uncomputed_tokens for request in self.running if request.num_uncomputed_tokens > 1)
+        return waiting + begun
+
+    def check_fits(self, request: Request) -> None:
+        """Refuse what an empty cache could not serve. Reads nothing that ever changes, so any thread may ask."""
+        if not request.prompt_token_ids:
+            raise InvalidRequest("the prompt is empty", "prompt")
+        if request.num_tokens >= self.max_total_tokens:
+            raise InvalidRequest(
+                f"{request.num_tokens} tokens and one more do not fit: this node holds {self.max_total_tokens} at most",
+                "prompt",
+                "context_length_exceeded",
+            )
+        if len(request.output_token_ids) >= request.sampling.max_tokens:
+            raise InvalidRequest("max_tokens have been generated already", "max_tokens")
+
+    def submit(self, request: Request) -> None:
+        self.check_fits(request)
+        if request.request_id in self.requests:
+            raise InvalidRequest(f"request {request.request_id} is here already", "request_id")
+        self._num_submitted += 1
+        by_priority = self.limits.scheduling_policy == "priority"
+        request.order = (request.priority if by_priority else 0, self._num_submitted)
+        request.num_output_at_arrival = len(request.output_token_ids)
+        self.requests[request.request_id] = request
+        self._queue(request)
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Free its blocks at once; while a transfer may still write into them, as soon as that has stopped."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return
+        if request.phase is Phase.LOADING and "blocks" in request.awaits:
+            request.cancelled = True
+        else:
+            self.finish(request)
+
+    def block_loaded(self, request_id: RequestId, index: int) -> None:
+        request = self.requests.get(request_id)
+        if request is None or request.phase is not Phase.LOADING:
+            return
+        if request.num_computed_tokens <= index * self.limits.block_size < request.num_awaited_tokens:
+            request.loaded_blocks.add(index)
+
+    def loading_done(self, request_id: RequestId) -> None:
+        """No transfer touches the request's blocks any more. Those that have not landed are computed here."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return
+        request.awaits.discard("blocks")
+        if request.cancelled:
+            self.finish(request)
+        elif request.phase is Phase.LOADING:
+            self._run_if_complete(request)
+
+    def continue_with(self, request_id: RequestId, token_ids: list[int]) -> Request | None:
+        """The sender's first tokens; empty: sample the first one here. The request, if it goes on."""
+        request = self.requests.get(request_id)
+        if request is None or request.cancelled or "continue" not in request.awaits:
+            return None
+        request.output_token_ids.extend(token_ids)
+        request.awaits.discard("continue")
+        if request.phase is Phase.LOADING:
+            self._run_if_complete(request)
+        return request
+
+    def release_blocks(self, block_ids: Sequence[BlockId]) -> None:
+        self.tables.release_reported(block_ids)
+        self._queue_may_move = True
+
+    def finish(self, request: Request) -> None:
+        for queue in (self.waiting, self.loading, self.running):
+            if request in queue:
+                queue.remove(request)
+        self.tables.release(request)
+        request.phase = Phase.FINISHED
+        del self.requests[request.request_id]
+        self._queue_may_move = True
+
+    def schedule(self, now_s: float) -> tuple[StepPlan, list[Admitted]]:
+        draft = Draft(self.limits.max_num_batched_tokens)
+        for request in sorted(self.running, key=lambda request: (request.num_uncomputed_tokens > 1, request.order)):
+            if request.phase is Phase.RUNNING:  # it may have given way to one before it
+                self._schedule_running(request, draft)
+        self._queue_may_move = False
+        while self.waiting and self._admit(self.waiting[0], draft, now_s):
+            pass
+        return StepPlan(tuple(draft.chunks.values())), draft.admitted
+
+    def _schedule_running(self, request: Request, draft: Draft) -> None:
+        num_tokens = self._chunk_size(request, draft.budget)
+        if num_tokens == 0:
+            return
+        while not self.tables.reserve(request, request.num_computed_tokens + num_tokens):
+            victim = choose_victim(self.running)
+            draft.drop(victim)
+            self.running.remove(victim)
+            preempt(victim, self.tables)
+            self._queue(victim)
+            self.num_preemptions += 1
+            if victim is request:
+                return
+        draft.add(Chunk(request, request.num_computed_tokens, num_tokens))
+
+    def _admit(self, request: Request, draft: Draft, now_s: float) -> bool:
+        """Give the head of the queue its seat, its cached blocks, and what it needs for its next phase."""
+        if len(self.running) + len(self.loading) >= self.limits.max_num_seqs:
+            return False
+        if draft.budget == 0 and not request.awaits:
+            self._queue_may_move = True
+            return False
+        if not self.tables.begin(request, self._num_spare_blocks(request)):
+            return False
+        self.waiting.pop(0)
+        if request.awaits or self.limits.reserve_whole_prompt:
+            self.tables.reserve(request, request.num_tokens)
+        if request.num_preemptions == 0:
+            self._note_first_admission(request, draft, now_s)
+        if request.awaits:
+            request.phase = Phase.LOADING
+            self.loading.append(request)
+        else:
+            request.phase = Phase.RUNNING
+            self.running.append(request)
+            self._schedule_running(request, draft)
+        return True
+
+    def _note_first_admission(self, request: Request, draft: Draft, now_s: float) -> None:
+        missing: tuple[int, ...] = ()
+        num_cached_blocks = request.num_computed_tokens // self.limits.block_size
+        if "blocks" in request.awaits:
+            request.num_awaited_tokens = request.num_tokens_at_arrival
+            end = num_blocks_for(request.num_awaited_tokens, self.limits.block_size)
+            missing = tuple(range(num_cached_blocks, end))
+        request.num_cached_tokens = request.num_computed_tokens
+        self.num_prefix_queries_tokens += request.num_tokens
+        self.num_prefix_hits_tokens += request.num_cached_tokens
+        queue_s = now_s - request.arrival_s
+        draft.admitted.append(
+            Admitted(request, tuple(request.block_table), missing, request.num_cached_tokens, queue_s)
+        )
+
+    def _run_if_complete(self, request: Request) -> None:
+        if not request.awaits:
+            self.loading.remove(request)
+            self.running.append(request)
+            request.phase = Phase.RUNNING
+            self.tables.advance(request, request.num_computed_tokens)
+
+    def _chunk_size(self, request: Request, budget: int) -> int:
+        """As many tokens as are left, but within the limits, and never over a landed block."""
+        num_tokens = min(request.num_uncomputed_tokens, budget)
+        if self.limits.long_prefill_token_threshold:
+            num_tokens = min(num_tokens, self.limits.long_prefill_token_threshold)
+        if request.loaded_blocks:
+            next_landed = min(request.loaded_blocks) * self.limits.block_size
+            num_tokens = min(num_tokens, next_landed - request.num_computed_tokens)
+        return num_tokens
+
+    def _num_spare_blocks(self, request: Request) -> int:
+        """The watermark, for newcomers only. With nobody else to run, waiting would gain nothing."""
+        if request.num_preemptions or not (self.running or self.loading):
+            return 0
+        return int(self.limits.watermark * self.limits.num_blocks)
+
+    def _queue(self, request: Request) -> None:
+        insort(self.waiting, request, key=lambda request: request.order)
+        self._queue_may_move = True

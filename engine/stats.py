@@ -1,0 +1,46 @@
+"""What an engine can be asked about itself."""
+
+from dataclasses import dataclass
+
+STEP_TIME_WEIGHT = 0.1  # of the newest step in the moving average
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Gauges as they are now, and counters since the start."""
+
+    step: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_loading: int = 0
+    num_free_blocks: int = 0  # those that only the prefix cache holds are free
+    num_total_blocks: int = 0
+    num_queued_tokens: int = 0  # accepted, to be computed here, and not computed yet
+    step_time_s: float = 0.0  # moving average
+    num_preemptions: int = 0
+    num_prefix_queries_tokens: int = 0
+    num_prefix_hits_tokens: int = 0
+    num_prompt_tokens_computed: int = 0
+    num_generation_tokens: int = 0
+    num_recomputed_tokens: int = 0  # computed here though their blocks were wanted from elsewhere
+
+    @property
+    def kv_cache_usage(self) -> float:
+        return 1 - self.num_free_blocks / self.num_total_blocks if self.num_total_blocks else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """One step, for whoever keeps histograms. Given to `Engine.on_step` on the engine's thread."""
+
+    step: int
+    step_time_s: float
+    num_seqs: int
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    queue_s: tuple[float, ...]  # of the requests admitted in this step
+
+
+def moving_average(old: float, new: float) -> float:
+    """The first value counts whole."""
+    return new if old == 0 else old + STEP_TIME_WEIGHT * (new - old)
