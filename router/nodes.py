@@ -1,0 +1,56 @@
+"""What a node says of itself, once (`NodeInfo`) and with every heartbeat (`NodeLoad`)."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Role(Enum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeInfo:
+    """Fixed for as long as the node's process lives."""
+
+    address: str
+    role: Role
+    epoch: str  # changes when the node restarts
+    model_name: str
+    kv_identity: bytes  # equal, or two nodes may not pair
+    block_size: int
+    num_kv_heads: int
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_total_blocks: int
+    connector: str
+    kv_endpoint: str  # where receivers fetch from this node; empty for a store
+    metrics_address: str
+    eos_token_ids: frozenset[int]
+
+    @property
+    def max_tokens_held(self) -> int:
+        """The longest request, prompt and outputs together, that fits an empty cache and the model."""
+        return min(self.max_model_len, self.num_total_blocks * self.block_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLoad:
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int  # free, or held by the prefix cache alone
+    num_queued_tokens: int  # prompt tokens accepted and not computed yet
+
+
+def pairing_refusal(newcomer: NodeInfo, member: NodeInfo) -> str:
+    """Why KV of the one would be wrong on the other; empty if it would not."""
+    if newcomer.kv_identity != member.kv_identity:
+        return (
+            f"{newcomer.address} ({newcomer.model_name}) has KV identity {newcomer.kv_identity.hex()}, "
+            f"{member.address} ({member.model_name}) has {member.kv_identity.hex()}"
+        )
+    if newcomer.block_size != member.block_size:
+        return f"{newcomer.address} has block size {newcomer.block_size}, {member.address} has {member.block_size}"
+    return ""

@@ -1,0 +1,153 @@
+"""The one queue of the router: requests wait here, and nowhere behind it, for a pair of nodes with room.
+
+Strictly by (priority, arrival): nobody overtakes, so a large request is never starved by small ones. A request that
+comes back (its node was lost, or said no) takes its old place, and is not refused for want of room in the queue. One
+that leaves while it waits has never been at any node.
+"""
+
+import asyncio
+import time
+from bisect import insort
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvasir.common.errors import NodeUnavailable, Overloaded, ServingError
+from kvasir.router.nodes import Role
+from kvasir.router.policy import Need, Policy, can_ever_decode, choose
+from kvasir.router.pool import NodePool, Reservation
+
+_TICK_S = 0.1
+_MIN_RETRY_AFTER_S = 1.0
+_MAX_RETRY_AFTER_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Room that has been reserved for a request; whoever gets it must release it."""
+
+    decode: Reservation
+    prefill: Reservation | None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Turn:
+    """A request's place in the line, kept for all of its life."""
+
+    priority: int
+    number: int
+
+
+class Entry:
+    """One request in the line. `placed` is called once: with the room, or with why there will be none."""
+
+    def __init__(self, turn: Turn, need: Need, placed: Callable[[Placement | ServingError], None]) -> None:
+        self.turn = turn
+        self.need = need
+        self.placed = placed
+        self.stranded_since_s: float | None = None  # no node that is here could ever hold it
+
+
+class AdmissionQueue:
+    def __init__(
+        self,
+        pool: NodePool,
+        policy: Policy,
+        *,
+        max_num_queued_reqs: int,
+        max_num_queued_tokens: int,
+        node_wait_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool = pool
+        self._policy = policy
+        self._max_num_reqs = max_num_queued_reqs
+        self._max_num_tokens = max_num_queued_tokens
+        self._node_wait_s = node_wait_s
+        self._clock = clock
+        self._line: list[Entry] = []
+        self._num_turns = 0
+        self._num_tokens = 0
+        self._waited_s = 0.0  # by the last one that was placed
+        self._last_prefill = ""
+        self._last_decode = ""
+        pool.when_room_changes(self.pump)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._line)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return self._num_tokens
+
+    def take_turn(self, priority: int, num_tokens: int) -> Turn:
+        """A new request's place. Overloaded if the line is full; one that finds nobody waiting is never refused."""
+        num_tokens_then = self._num_tokens + num_tokens
+        if self._line and (len(self._line) >= self._max_num_reqs or num_tokens_then > self._max_num_tokens):
+            retry_after_s = min(max(self._waited_s, _MIN_RETRY_AFTER_S), _MAX_RETRY_AFTER_S)
+            waiting = f"{len(self._line)} requests with {self._num_tokens} prompt tokens are waiting"
+            raise Overloaded(f"{waiting}; try again later", retry_after_s)
+        self._num_turns += 1
+        return Turn(priority, self._num_turns)
+
+    def join(self, entry: Entry) -> None:
+        insort(self._line, entry, key=lambda one: one.turn)
+        self._num_tokens += entry.need.num_tokens
+        self.pump()
+
+    def leave(self, entry: Entry) -> None:
+        """Harmless if it has been placed already."""
+        if entry in self._line:
+            self._line.remove(entry)
+            self._num_tokens -= entry.need.num_tokens
+            self.pump()
+
+    def note_wait(self, waited_s: float) -> None:
+        """What a client that finds the line full may expect."""
+        self._waited_s = waited_s
+
+    def pump(self) -> None:
+        """Place from the front of the line for as long as there is room."""
+        while self._line:
+            placement = self._place(self._line[0].need)
+            if placement is None:
+                return
+            entry = self._line.pop(0)
+            self._num_tokens -= entry.need.num_tokens
+            entry.placed(placement)
+
+    def expire(self) -> None:
+        """End the wait of those that no node here could ever hold, once they have waited long enough for another."""
+        now = self._clock()
+        nodes = self._pool.views(Role.DECODE)
+        for entry in list(self._line):
+            if any(can_ever_decode(node, entry.need) for node in nodes):
+                entry.stranded_since_s = None
+            elif entry.stranded_since_s is None:
+                entry.stranded_since_s = now
+            elif now - entry.stranded_since_s >= self._node_wait_s:
+                self.leave(entry)
+                entry.placed(NodeUnavailable(f"no decode node has come for {self._node_wait_s:g} s"))
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self.expire()
+
+    def _place(self, need: Need) -> Placement | None:
+        prefill_views = self._pool.views(Role.PREFILL) if need.wants_prefill else []
+        decode_views = self._pool.views(Role.DECODE)
+        choice = choose(need, prefill_views, decode_views, self._policy, self._last_prefill, self._last_decode)
+        if choice is None:
+            return None
+        self._last_decode = choice.decode.address
+        decode_node = self._pool[choice.decode.address]
+        if choice.prefill is None:
+            num_queued_tokens = need.num_tokens if need.wants_prefill else 0
+            return Placement(Reservation(decode_node, need.num_tokens + 1, num_queued_tokens), None)
+        self._last_prefill = choice.prefill.address
+        prefill_node = self._pool[choice.prefill.address]
+        return Placement(
+            Reservation(decode_node, need.num_tokens + 1, num_queued_tokens=0),
+            Reservation(prefill_node, need.num_tokens, num_queued_tokens=need.num_tokens),
+        )
