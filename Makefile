@@ -1,0 +1,144 @@
+# `make serve` runs a cluster on this machine, `make test` checks the project. All they install goes to .venv.
+
+# torch and triton stand outside requirements.lock, for which build is right depends on the machine. The plain
+# name takes the CPU build (about 200 MB) where the package index offers it, and else what the index has, which on
+# Linux may be the CUDA build (several GB). Options of pip may follow the name:
+#     make serve TORCH='torch==2.13.0 --index-url https://...'
+# They count when .venv is filled; `make clean` first to change them later.
+TORCH ?= torch==2.13.0
+TRITON ?= triton==3.8.0
+# The interpreter for .venv; by default the first of python3.11, python3.12, .. that has all it needs.
+PYTHON ?=
+# Handed on to `kvasir serve`, or to pytest:   make serve ARGS='--port 9000'    make unit ARGS='tests/unit -x'
+ARGS ?=
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+SERVE_EXTRAS := router node demo
+TEST_EXTRAS := $(SERVE_EXTRAS) test dev
+
+.PHONY: help
+help:
+	@echo 'make serve        start router, prefill node and decode node on this machine   (ARGS: of kvasir serve)'
+	@echo 'make test         lint, types, wire and the whole test suite; what .ci/run runs'
+	@echo 'make test-parity  every combination of the parity tests with transformers: long'
+	@echo 'make test-soak    the tests that run for long under load'
+	@echo 'make lint         ruff: rules and format                make types   mypy'
+	@echo 'make wire         buf: style of the .proto files, no breaking change; the stubs are up to date'
+	@echo 'make unit         pytest alone                          (ARGS: of pytest, e.g. tests/unit/engine -x)'
+	@echo 'make proto        generate the stubs from proto/*.proto'
+	@echo 'make baseline     accept the present .proto files as what later changes must not break'
+	@echo 'make lock         pin the newest versions that fit pyproject.toml in requirements.lock'
+	@echo 'make clean        remove .venv, build and caches; the prepared model stays'
+
+.PHONY: serve
+serve: $(VENV)/serve-installed
+	@exec $(BIN)/kvasir serve $(ARGS)
+
+.PHONY: test
+test: lint types wire unit
+
+.PHONY: lint
+lint: $(VENV)/test-installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+.PHONY: types
+types: $(VENV)/test-installed
+	$(BIN)/mypy -p kvasir
+
+.PHONY: unit
+unit: $(VENV)/test-installed
+	$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: test-parity
+test-parity: $(VENV)/test-installed
+	$(BIN)/python -m pytest -m parity $(ARGS)
+
+.PHONY: test-soak
+test-soak: $(VENV)/test-installed
+	$(BIN)/python -m pytest -m soak $(ARGS)
+
+# ---- the wire
+
+PROTOC = $(BIN)/python -m grpc_tools.protoc -I src
+STUBS = --python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1)
+PROTO_FILES := src/kvasir/proto/*.proto
+# protoc looks for its plugin protoc-gen-mypy on the PATH.
+proto wire: export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: proto
+proto: $(VENV)/test-installed
+	$(PROTOC) $(call STUBS,src) $(PROTO_FILES)
+
+# buf wants real folders with the names of the imports, so it is given a copy.
+.PHONY: proto-copy
+proto-copy:
+	@rm -rf build/proto && mkdir -p build/proto/kvasir/proto && cp proto/*.proto build/proto/kvasir/proto
+
+.PHONY: wire
+wire: $(VENV)/test-installed proto-copy
+	$(BIN)/buf lint
+	$(BIN)/buf breaking --against proto/baseline.binpb
+	@rm -rf build/stubs && mkdir -p build/stubs
+	$(PROTOC) $(call STUBS,build/stubs) $(PROTO_FILES)
+	@diff -r --brief -x '*.proto' -x '*.binpb' -x __pycache__ build/stubs/kvasir/proto proto \
+	  || { echo 'The generated stubs differ from what proto/*.proto gives: run `make proto`.' >&2; exit 1; }
+
+.PHONY: baseline
+baseline: $(VENV)/test-installed proto-copy
+	$(BIN)/buf build -o proto/baseline.binpb
+
+# ---- installation: each stamp file says that a step was completed
+
+$(VENV)/created: tools/create_venv.sh
+	@tools/create_venv.sh $(VENV) $(PYTHON)
+	@touch $@
+
+# $(call install-locked,EXTRAS): exact versions, each file checked against its hash, no compiler needed.
+define install-locked
+	@echo '==> Installing what requirements.lock pins for: $(1)'
+	@mkdir -p build
+	@$(BIN)/python tools/select_lock.py $(1) > build/selected.lock
+	@$(BIN)/pip install --disable-pip-version-check --require-hashes --only-binary=:all: -r build/selected.lock
+endef
+
+# $(call install,WHAT,OPTIONS)
+define install
+	@echo '==> Installing $(1)'
+	@$(BIN)/pip install --disable-pip-version-check $(1)
+endef
+
+INSTALL_INPUTS := $(VENV)/created requirements.lock pyproject.toml tools/select_lock.py
+
+$(VENV)/serve-installed: $(INSTALL_INPUTS)
+	$(call install-locked,$(SERVE_EXTRAS))
+	$(call install,$(TORCH))
+	$(call install,--no-deps --no-build-isolation --editable .)
+	@touch $@
+
+$(VENV)/test-installed: $(INSTALL_INPUTS)
+	$(call install-locked,$(TEST_EXTRAS))
+	$(call install,$(TORCH))
+	$(call install,$(TRITON))
+	$(call install,--no-deps --no-build-isolation --editable .)
+	@touch $(VENV)/serve-installed $@  # the tests' packages include the others
+
+# No index and no path may get into the file: whoever installs has their own.
+.PHONY: lock
+lock: $(VENV)/created
+	$(call install-locked,lock)
+	CUSTOM_COMPILE_COMMAND='make lock' $(BIN)/pip-compile --upgrade --quiet --generate-hashes --strip-extras \
+	  --allow-unsafe --all-build-deps --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+	  $(addprefix --extra ,$(TEST_EXTRAS) lock) --output-file requirements.lock pyproject.toml
+
+.PHONY: clean
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
