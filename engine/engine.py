@@ -6,7 +6,7 @@ from typing import Protocol
 
 from kvasir.engine.commit import Ledger
 from kvasir.engine.scheduler import Scheduler
-from kvasir.engine.stats import EngineStats, StepMetrics, moving_average
+from kvasir.engine.stats import EngineStats, StepMetrics, StepTimes
 from kvasir.engine.types import BlockId, Phase, Request, RequestId, Sampled, StepPlan, StepResult
 
 
@@ -29,7 +29,7 @@ class Engine:
         self._clock = clock
         self._ledger = Ledger(scheduler)
         self._step = 0
-        self._step_time_s = 0.0
+        self._times = StepTimes()
         self._queue_s: tuple[float, ...] = ()  # of those admitted in this step
 
     def step(self) -> StepResult:
@@ -95,7 +95,9 @@ class Engine:
             num_free_blocks=scheduler.tables.pool.num_free,
             num_total_blocks=scheduler.tables.pool.num_blocks,
             num_queued_tokens=scheduler.num_queued_tokens,
-            step_time_s=self._step_time_s,
+            step_time_s=self._times.step_time_s,
+            decode_step_s=self._times.decode_step_s,
+            prefill_tokens_per_s=self._times.prefill_tokens_per_s,
             num_preemptions=scheduler.num_preemptions,
             num_prefix_queries_tokens=scheduler.num_prefix_queries_tokens,
             num_prefix_hits_tokens=scheduler.num_prefix_hits_tokens,
@@ -113,20 +115,18 @@ class Engine:
         return plan
 
     def _observe(self, plan: StepPlan, step_time_s: float) -> None:
-        if plan.chunks:
-            self._step_time_s = moving_average(self._step_time_s, step_time_s)
-        if self.on_step is None:
-            return
         num_decode_tokens = sum(
             chunk.num_tokens == 1 and chunk.start >= len(chunk.request.prompt_token_ids) for chunk in plan.chunks
         )
-        self.on_step(
-            StepMetrics(
-                step=self._step,
-                step_time_s=step_time_s,
-                num_seqs=len(plan.chunks),
-                num_prefill_tokens=plan.num_tokens - num_decode_tokens,
-                num_decode_tokens=num_decode_tokens,
-                queue_s=self._queue_s,
-            )
+        metrics = StepMetrics(
+            step=self._step,
+            step_time_s=step_time_s,
+            num_seqs=len(plan.chunks),
+            num_prefill_tokens=plan.num_tokens - num_decode_tokens,
+            num_decode_tokens=num_decode_tokens,
+            queue_s=self._queue_s,
         )
+        if plan.chunks:
+            self._times.note(metrics)
+        if self.on_step is not None:
+            self.on_step(metrics)

@@ -16,7 +16,9 @@ class EngineStats:
     num_free_blocks: int = 0  # those that only the prefix cache holds are free
     num_total_blocks: int = 0
     num_queued_tokens: int = 0  # accepted, to be computed here, and not computed yet
-    step_time_s: float = 0.0  # moving average
+    step_time_s: float = 0.0  # moving average over all steps
+    decode_step_s: float = 0.0  # moving average over steps without prefill
+    prefill_tokens_per_s: float = 0.0  # moving average over steps that were mostly prefill
     num_preemptions: int = 0
     num_prefix_queries_tokens: int = 0
     num_prefix_hits_tokens: int = 0
@@ -39,6 +41,23 @@ class StepMetrics:
     num_prefill_tokens: int
     num_decode_tokens: int
     queue_s: tuple[float, ...]  # of the requests admitted in this step
+
+
+class StepTimes:
+    """How fast this node is, from its own steps."""
+
+    def __init__(self) -> None:
+        self.step_time_s = 0.0
+        self.decode_step_s = 0.0
+        self.prefill_tokens_per_s = 0.0
+
+    def note(self, step: StepMetrics) -> None:
+        self.step_time_s = moving_average(self.step_time_s, step.step_time_s)
+        if step.num_prefill_tokens == 0:
+            self.decode_step_s = moving_average(self.decode_step_s, step.step_time_s)
+        elif step.num_prefill_tokens > step.num_decode_tokens and step.step_time_s > 0:
+            rate = step.num_prefill_tokens / step.step_time_s
+            self.prefill_tokens_per_s = moving_average(self.prefill_tokens_per_s, rate)
 
 
 def moving_average(old: float, new: float) -> float:

@@ -1,0 +1,247 @@
+"""The only file here that knows proto: messages to the engine's values and back."""
+
+import struct
+from collections.abc import Collection, Sequence
+from hashlib import sha256
+from typing import NamedTuple
+
+from kvasir.common.errors import (
+    DeadlineExceeded,
+    Draining,
+    InvalidRequest,
+    NumericalError,
+    Overloaded,
+    ServingError,
+)
+from kvasir.common.hashing import BlockHash
+from kvasir.common.tokens import pack_tokens, unpack_tokens
+from kvasir.engine.stats import EngineStats
+from kvasir.engine.types import (
+    Admitted,
+    FinishReason,
+    KVLayout,
+    Limits,
+    PositionLogprobs,
+    Request,
+    RequestId,
+    SamplingParams,
+    SequenceOutput,
+)
+from kvasir.proto import common_pb2
+
+_FINISH_REASONS = {
+    None: common_pb2.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+    FinishReason.HANDED_OFF: common_pb2.FINISH_REASON_HANDED_OFF,
+}
+_FAILURE_CODES = {
+    InvalidRequest: common_pb2.FAILURE_CODE_INVALID_REQUEST,
+    Overloaded: common_pb2.FAILURE_CODE_OVERLOADED,
+    Draining: common_pb2.FAILURE_CODE_DRAINING,
+    DeadlineExceeded: common_pb2.FAILURE_CODE_DEADLINE_EXCEEDED,
+    NumericalError: common_pb2.FAILURE_CODE_NUMERICAL,
+    ServingError: common_pb2.FAILURE_CODE_INTERNAL,
+    Exception: common_pb2.FAILURE_CODE_INTERNAL,
+}
+
+# --- who is meant ----------------------------------------------------------------------------------------------
+
+
+class SequenceAddress(NamedTuple):
+    """Where one sequence's events go: the wire's way of naming a `RequestId`."""
+
+    session_id: str
+    handle: int
+    sequence: int
+
+
+def request_id_of(address: SequenceAddress) -> RequestId:
+    """("s1", 7, 0) -> "s1/7/0" """
+    return RequestId(f"{address.session_id}/{address.handle}/{address.sequence}")
+
+
+def address_of(request_id: RequestId) -> SequenceAddress:
+    """ "s1/7/0" -> ("s1", 7, 0)"""
+    session_id, handle, sequence = request_id.rsplit("/", 2)
+    return SequenceAddress(session_id, int(handle), int(sequence))
+
+
+# --- what comes in ---------------------------------------------------------------------------------------------
+
+
+def sequence_seed(seed: int, sequence: int) -> int:
+    """Sequence 0 keeps the seed; sequence i has the first 8 bytes (little-endian) of SHA-256 over both as uint64."""
+    if sequence == 0:
+        return seed
+    return int.from_bytes(sha256(struct.pack("<QQ", seed, sequence)).digest()[:8], "little")
+
+
+def sampling_from_proto(message: common_pb2.SamplingParams, sequence: int = 0) -> SamplingParams:
+    """A field that is absent switches its rule off, so a top_p or repetition_penalty of 0 reads as 1."""
+    if message.HasField("grammar"):
+        raise InvalidRequest("this node takes no grammars", "response_format")
+    try:
+        return SamplingParams(
+            temperature=message.temperature,
+            top_p=message.top_p or 1.0,
+            top_k=max(message.top_k, 0),
+            min_p=message.min_p,
+            seed=sequence_seed(message.seed, sequence),
+            repetition_penalty=message.repetition_penalty or 1.0,
+            presence_penalty=message.presence_penalty,
+            frequency_penalty=message.frequency_penalty,
+            logit_bias=tuple((entry.token_id, entry.bias) for entry in message.logit_bias),
+            min_tokens=message.min_tokens,
+            max_tokens=message.max_tokens,
+            stop_token_ids=frozenset(unpack_tokens(message.stop_token_ids)),
+            logprobs=message.logprobs if message.HasField("logprobs") else None,
+            prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+            allowed_token_ids=unpack_tokens(message.allowed_token_ids),
+            bad_words=tuple(unpack_tokens(word) for word in message.bad_words),
+        )
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def request_from_proto(
+    address: SequenceAddress,
+    message: common_pb2.GenerationRequest,
+    *,
+    vocab_size: int,
+    arrival_s: float,
+    hand_off: bool = False,
+    awaits: Collection[str] = (),
+) -> Request:
+    """One sequence of the request. Raises InvalidRequest for what a router should never have sent."""
+    sampling = sampling_from_proto(message.sampling, address.sequence)
+    try:
+        prompt = unpack_tokens(message.prompt_token_ids)
+        has_outputs = address.sequence < len(message.output_token_ids)
+        outputs = unpack_tokens(message.output_token_ids[address.sequence]) if has_outputs else ()
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+    _check_token_ids((*prompt, *outputs), vocab_size, "prompt")
+    _check_token_ids(sampling.allowed_token_ids, vocab_size, "allowed_token_ids")
+    _check_token_ids([token_id for token_id, _ in sampling.logit_bias], vocab_size, "logit_bias")
+    return Request(
+        request_id=request_id_of(address),
+        prompt_token_ids=list(prompt),
+        sampling=sampling,
+        output_token_ids=list(outputs),
+        cache_salt=message.cache_salt,
+        priority=message.priority,
+        arrival_s=arrival_s,
+        hand_off=hand_off,
+        awaits=set(awaits),
+    )
+
+
+def _check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
+    if token_ids and max(token_ids) >= vocab_size:
+        raise InvalidRequest(f"token id {max(token_ids)} is outside of the vocabulary of {vocab_size}", param)
+
+
+# --- what goes out ---------------------------------------------------------------------------------------------
+
+
+def output_to_proto(output: SequenceOutput) -> common_pb2.SequenceOutput:
+    address = address_of(output.request_id)
+    return common_pb2.SequenceOutput(
+        handle=address.handle,
+        sequence=address.sequence,
+        token_ids=pack_tokens(output.token_ids),
+        finish_reason=_FINISH_REASONS[output.finish_reason],
+        logprobs=[logprobs_to_proto(position) for position in output.logprobs],
+    )
+
+
+def logprobs_to_proto(position: PositionLogprobs) -> common_pb2.PositionLogprobs:
+    return common_pb2.PositionLogprobs(
+        entries=[common_pb2.TokenLogprob(token_id=token, logprob=logprob) for token, logprob in position.entries],
+        rank=position.rank,
+    )
+
+
+def admitted_to_proto(admitted: Admitted, num_fetched_tokens: int = 0) -> common_pb2.RequestAdmitted:
+    return common_pb2.RequestAdmitted(
+        handle=address_of(admitted.request.request_id).handle,
+        num_cached_tokens=admitted.num_cached_tokens,
+        num_fetched_tokens=num_fetched_tokens,
+        queue_s=admitted.queue_s,
+    )
+
+
+def progress_to_proto(handle: int, num_blocks: int, committed: bool) -> common_pb2.TicketProgress:
+    return common_pb2.TicketProgress(handle=handle, num_blocks=num_blocks, committed=committed)
+
+
+def failure_to_proto(handle: int, error: Exception) -> common_pb2.RequestFailed:
+    """The nearest class that has a code decides; what nobody foresaw is internal."""
+    code = next(_FAILURE_CODES[cls] for cls in type(error).__mro__ if cls in _FAILURE_CODES)
+    return common_pb2.RequestFailed(handle=handle, code=code, message=str(error) or type(error).__name__)
+
+
+def kv_events_to_proto(
+    first_sequence: int,
+    stored: Sequence[tuple[BlockHash, BlockHash]],
+    dropped: Sequence[BlockHash] = (),
+    snapshot: bool = False,
+) -> common_pb2.KVEvents:
+    return common_pb2.KVEvents(
+        first_sequence=first_sequence,
+        snapshot=snapshot,
+        stored=[common_pb2.BlockStored(block_hash=block, parent_hash=parent) for block, parent in stored],
+        dropped=list(dropped),
+    )
+
+
+def load_to_proto(stats: EngineStats, num_leased_blocks: int = 0) -> common_pb2.NodeLoad:
+    return common_pb2.NodeLoad(
+        num_running=stats.num_running + stats.num_loading,
+        num_waiting=stats.num_waiting,
+        num_free_blocks=stats.num_free_blocks,
+        num_total_blocks=stats.num_total_blocks,
+        num_queued_tokens=stats.num_queued_tokens,
+        num_leased_blocks=num_leased_blocks,
+        prefill_tokens_per_s=stats.prefill_tokens_per_s,
+        decode_step_s=stats.decode_step_s,
+    )
+
+
+def description_to_proto(
+    role: "common_pb2.Role.ValueType",
+    limits: Limits,
+    layout: KVLayout,
+    *,
+    node_epoch: str,
+    version: str,
+    model_name: str,
+    kv_identity: bytes,
+    vocab_size: int,
+    eos_token_ids: Collection[int],
+    connector: str,
+    kv_endpoint: str = "",
+    metrics_address: str = "",
+) -> common_pb2.NodeDescription:
+    return common_pb2.NodeDescription(
+        role=role,
+        node_epoch=node_epoch,
+        version=version,
+        model_name=model_name,
+        kv_identity=kv_identity,
+        block_size=limits.block_size,
+        kv_cache_dtype=layout.dtype,
+        num_layers=layout.num_layers,
+        num_kv_heads=layout.total_kv_heads,
+        head_dim=layout.head_dim,
+        vocab_size=vocab_size,
+        max_model_len=limits.max_model_len,
+        max_num_seqs=limits.max_num_seqs,
+        num_total_blocks=limits.num_blocks,
+        connector=connector,
+        kv_endpoint=kv_endpoint,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        metrics_address=metrics_address,
+        eos_token_ids=pack_tokens(sorted(eos_token_ids)),
+    )

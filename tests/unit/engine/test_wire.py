@@ -1,0 +1,183 @@
+"""Proto to the engine's values and back."""
+
+import pytest
+
+from kvasir.common import errors
+from kvasir.common.errors import InvalidRequest, ServingError
+from kvasir.common.hashing import BlockHash
+from kvasir.common.tokens import pack_tokens, unpack_tokens
+from kvasir.engine.stats import EngineStats
+from kvasir.engine.types import (
+    Admitted,
+    FinishReason,
+    KVLayout,
+    Limits,
+    PositionLogprobs,
+    RequestId,
+    SamplingParams,
+    SequenceOutput,
+)
+from kvasir.engine.wire import (
+    SequenceAddress,
+    address_of,
+    admitted_to_proto,
+    description_to_proto,
+    failure_to_proto,
+    kv_events_to_proto,
+    load_to_proto,
+    output_to_proto,
+    request_from_proto,
+    request_id_of,
+    sampling_from_proto,
+    sequence_seed,
+)
+from kvasir.proto import common_pb2
+
+ADDRESS = SequenceAddress("router/1", 7, 0)
+
+
+def generation(**fields: object) -> common_pb2.GenerationRequest:
+    defaults = {"prompt_token_ids": pack_tokens([1, 2, 99]), "sampling": common_pb2.SamplingParams(max_tokens=4)}
+    return common_pb2.GenerationRequest(**{**defaults, **fields})
+
+
+def test_a_request_id_names_session_handle_and_sequence() -> None:
+    assert request_id_of(ADDRESS) == "router/1/7/0"
+    assert address_of(RequestId("router/1/7/0")) == ADDRESS
+
+
+def test_a_request_comes_whole() -> None:
+    message = generation(output_token_ids=[pack_tokens([3]), pack_tokens([4, 5])], cache_salt="tenant", priority=-2)
+    request = request_from_proto(
+        SequenceAddress("s", 7, 1), message, vocab_size=100, arrival_s=12.5, hand_off=True, awaits={"blocks"}
+    )
+    assert request.request_id == "s/7/1"
+    assert request.prompt_token_ids == [1, 2, 99]
+    assert request.output_token_ids == [4, 5]
+    assert (request.cache_salt, request.priority, request.arrival_s) == ("tenant", -2, 12.5)
+    assert request.hand_off
+    assert request.awaits == {"blocks"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt_token_ids": pack_tokens([1, 100])},
+        {"prompt_token_ids": b"abc"},
+        {"output_token_ids": [pack_tokens([100])]},
+        {"sampling": common_pb2.SamplingParams(max_tokens=0)},
+        {"sampling": common_pb2.SamplingParams(max_tokens=1, temperature=-1)},
+        {"sampling": common_pb2.SamplingParams(max_tokens=1, temperature=float("nan"))},
+        {"sampling": common_pb2.SamplingParams(max_tokens=1, top_p=1.5)},
+        {"sampling": common_pb2.SamplingParams(max_tokens=1, stop_token_ids=b"abc")},
+        {"sampling": common_pb2.SamplingParams(max_tokens=1, allowed_token_ids=pack_tokens([100]))},
+        {"sampling": common_pb2.SamplingParams(max_tokens=1, logit_bias=[common_pb2.LogitBias(token_id=100, bias=1)])},
+        {"sampling": common_pb2.SamplingParams(max_tokens=1, grammar=common_pb2.Grammar(regex="a"))},
+    ],
+)
+def test_what_a_router_should_not_have_sent_is_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest):
+        request_from_proto(ADDRESS, generation(**fields), vocab_size=100, arrival_s=0)
+
+
+def test_absent_sampling_fields_are_off() -> None:
+    assert sampling_from_proto(common_pb2.SamplingParams(max_tokens=3)) == SamplingParams(max_tokens=3)
+    assert sampling_from_proto(common_pb2.SamplingParams(max_tokens=3, top_k=-1)).top_k == 0
+
+
+def test_sampling_comes_whole() -> None:
+    message = common_pb2.SamplingParams(
+        temperature=0.5,
+        top_p=0.25,
+        top_k=3,
+        min_p=0.125,
+        seed=2**64 - 1,
+        repetition_penalty=1.5,
+        presence_penalty=-1.5,
+        frequency_penalty=0.5,
+        logit_bias=[common_pb2.LogitBias(token_id=4, bias=-100)],
+        min_tokens=1,
+        max_tokens=9,
+        stop_token_ids=pack_tokens([2, 3]),
+        logprobs=0,
+        prompt_logprobs=2,
+        allowed_token_ids=pack_tokens([5, 6]),
+        bad_words=[pack_tokens([7, 8])],
+    )
+    assert sampling_from_proto(message) == SamplingParams(
+        temperature=0.5,
+        top_p=0.25,
+        top_k=3,
+        min_p=0.125,
+        seed=2**64 - 1,
+        repetition_penalty=1.5,
+        presence_penalty=-1.5,
+        frequency_penalty=0.5,
+        logit_bias=((4, -100.0),),
+        min_tokens=1,
+        max_tokens=9,
+        stop_token_ids=frozenset({2, 3}),
+        logprobs=0,
+        prompt_logprobs=2,
+        allowed_token_ids=(5, 6),
+        bad_words=((7, 8),),
+    )
+
+
+def test_seeds_of_sequences_are_fixed_and_differ() -> None:
+    """A part of the wire: another implementation must derive the same."""
+    assert sequence_seed(42, 0) == 42
+    assert sequence_seed(42, 1) == 936818002525049801
+    assert len({sequence_seed(seed, i) for seed in range(10) for i in range(10)}) == 100
+
+
+def test_outputs_go_out_with_handle_and_sequence() -> None:
+    logprobs = (PositionLogprobs(((70_000, -0.5), (3, -1.5)), 1),)
+    message = output_to_proto(SequenceOutput(RequestId("s/7/2"), (70_000,), FinishReason.STOP, logprobs))
+    assert (message.handle, message.sequence) == (7, 2)
+    assert unpack_tokens(message.token_ids) == (70_000,)
+    assert message.finish_reason == common_pb2.FINISH_REASON_STOP
+    assert [(e.token_id, e.logprob) for e in message.logprobs[0].entries] == [(70_000, -0.5), (3, -1.5)]
+
+
+def test_every_finish_reason_has_its_own_code() -> None:
+    codes = {
+        output_to_proto(SequenceOutput(RequestId("s/1/0"), (), reason)).finish_reason
+        for reason in (None, *FinishReason)
+    }
+    assert codes == set(common_pb2.FinishReason.values())
+
+
+def test_every_error_has_a_code() -> None:
+    known = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, ServingError)]
+    assert len(known) >= 9
+    for error_class in (*known, ValueError):
+        failure = failure_to_proto(3, error_class("why"))
+        assert failure.code != common_pb2.FAILURE_CODE_UNSPECIFIED
+        assert (failure.handle, failure.message) == (3, "why")
+    assert failure_to_proto(3, errors.Draining("")).code == common_pb2.FAILURE_CODE_DRAINING
+    assert failure_to_proto(3, errors.Draining("")).message == "Draining"
+
+
+def test_admission_load_events_and_description() -> None:
+    request = request_from_proto(ADDRESS, generation(), vocab_size=100, arrival_s=0)
+    admitted = admitted_to_proto(Admitted(request, (), (), 16, 0.25), num_fetched_tokens=32)
+    assert (admitted.handle, admitted.num_cached_tokens, admitted.num_fetched_tokens) == (7, 16, 32)
+    load = load_to_proto(EngineStats(num_running=1, num_loading=2, num_free_blocks=3, num_total_blocks=4), 1)
+    assert (load.num_running, load.num_free_blocks, load.num_total_blocks, load.num_leased_blocks) == (3, 3, 4, 1)
+    events = kv_events_to_proto(9, [(BlockHash(b"b"), BlockHash(b"a"))], [BlockHash(b"c")])
+    assert (events.first_sequence, events.stored[0].parent_hash, list(events.dropped)) == (9, b"a", [b"c"])
+    description = description_to_proto(
+        common_pb2.ROLE_PREFILL,
+        Limits(block_size=16, num_blocks=50, max_num_batched_tokens=512, max_num_seqs=8, max_model_len=2048),
+        KVLayout(num_layers=2, num_kv_heads=1, total_kv_heads=3, head_dim=64, block_size=16, dtype="float32"),
+        node_epoch="e",
+        version="1",
+        model_name="m",
+        kv_identity=b"id",
+        vocab_size=100,
+        eos_token_ids={2, 0},
+        connector="tcp",
+    )
+    assert (description.num_total_blocks, description.num_kv_heads, description.kv_cache_dtype) == (50, 3, "float32")
+    assert unpack_tokens(description.eos_token_ids) == (0, 2)
