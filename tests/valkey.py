@@ -1,0 +1,118 @@
+"""A Redis-compatible server of our own for a test: on a free port, in memory only, gone at the end."""
+
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from types import TracebackType
+from typing import Self
+
+import redis
+
+from kvasir.cli.local_redis import ADVICE, find_server
+
+START_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 10.0
+
+
+class RedisServer:
+    """Options are the server's own: RedisServer("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru")."""
+
+    def __init__(self, *options: str) -> None:
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Also after a stop or a kill: then on the same port, and empty."""
+        if self._process is not None:
+            return
+        if self.port:
+            self._start_on(self.port)
+            return
+        for _ in range(5):  # another process may take a free port before the server does
+            port = _free_port()
+            if self._start_on(port):
+                self.port = port
+                return
+        raise RuntimeError("five free ports were taken by others before the Redis server had them")
+
+    def stop(self) -> None:
+        """As an administrator stops it: connections are closed, then it ends."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """It keeps its connections and answers nothing; the kernel still accepts for it."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def _start_on(self, port: int) -> bool:
+        server = find_server()
+        assert server is not None, ADVICE
+        command = [server, "--port", str(port), "--bind", "127.0.0.1", "--dir", tempfile.gettempdir()]
+        command += ["--save", "", "--appendonly", "no", "--loglevel", "warning", *self._options]
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                self._process = None
+                return False
+            if _who_answers(port) == self._process.pid:
+                return True
+            time.sleep(0.02)
+        self.kill()
+        raise TimeoutError(f"the Redis server did not answer on port {port} within {START_TIMEOUT_S} s")
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(how)
+        self._process.send_signal(signal.SIGCONT)  # a frozen one would never see SIGTERM
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        finally:
+            if self._process.poll() is None:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _who_answers(port: int) -> int | None:
+    """The process id of the Redis server on that port."""
+    with redis.Redis(port=port, socket_timeout=1.0) as client:
+        try:
+            return int(client.info("server")["process_id"])
+        except redis.RedisError:
+            return None
