@@ -1,0 +1,151 @@
+import asyncio
+
+from kvasir.common.hashing import BlockHash
+from kvasir.node.kv_feed import KVFeed, KVMirror
+from kvasir.node.session import GRACE_S, Session, Sessions
+from kvasir.proto import common_pb2
+
+
+class World:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.ended: list[str] = []
+        self.sessions = Sessions(KVMirror(), lambda one: self.ended.append(one.session_id), lambda: self.now_s)
+
+    def open(self, session_id: str, last_event: int = 0) -> tuple[Session, bool]:
+        return self.sessions.open(session_id, last_event)
+
+
+async def test_a_session_survives_its_stream_for_the_grace_time() -> None:
+    world = World()
+    session, resumed = world.open("router-a/1")
+    assert not resumed
+    world.sessions.detach(session, session.stream)
+    world.now_s += GRACE_S - 0.1
+    world.sessions.expire()
+    assert world.ended == []
+    again, resumed = world.open("router-a/1")
+    assert resumed
+    assert again is session
+    world.now_s += 2 * GRACE_S
+    world.sessions.expire()
+    assert world.ended == [], "it is connected"
+
+
+async def test_when_the_grace_is_over_it_ends_once() -> None:
+    world = World()
+    session, _ = world.open("router-a/1")
+    world.sessions.detach(session, session.stream)
+    world.now_s += GRACE_S
+    world.sessions.expire()
+    world.sessions.expire()
+    assert world.ended == ["router-a/1"]
+    assert session.has_ended
+    again, resumed = world.open("router-a/1")
+    assert not resumed
+    assert again is not session
+    assert world.sessions.num_lost == 1
+
+
+async def test_a_new_session_of_the_same_router_ends_the_old_one_at_once() -> None:
+    world = World()
+    world.open("router-a/1")
+    world.open("router-b/1")
+    world.open("router-a/2")
+    assert world.ended == ["router-a/1"]
+    assert len(world.sessions) == 2
+
+
+async def test_plain_session_ids_are_routers_of_their_own() -> None:
+    world = World()
+    world.open("one")
+    world.open("two")
+    assert world.ended == []
+
+
+async def test_a_resume_that_names_forgotten_events_begins_anew() -> None:
+    world = World()
+    session, _ = world.open("router-a/1")
+    for _ in range(3):
+        session.log.add_step(common_pb2.StepOutput(step=1))
+        session.log.next_event()
+    session.log.acknowledge(2)
+    again, resumed = world.open("router-a/1", last_event=1)
+    assert not resumed
+    assert again is not session
+    assert world.ended == ["router-a/1"]
+    assert again.log.last_number == 0
+
+
+async def test_the_older_stream_of_a_session_cannot_detach_it() -> None:
+    world = World()
+    session, _ = world.open("router-a/1")
+    older = session.stream
+    world.open("router-a/1")
+    world.sessions.detach(session, older)
+    assert session.detached_at_s is None
+    assert session.changed.is_set(), "the older stream is woken, so that it ends"
+
+
+async def test_commands_that_come_twice_count_once() -> None:
+    session = Session("router-a/1", KVMirror())
+    assert [session.is_new_command(number) for number in (1, 2, 2, 1, 0, 3)] == [True, True, False, False, True, True]
+    assert session.last_command == 3
+
+
+async def test_telling_wakes_the_writer() -> None:
+    session = Session("router-a/1", KVMirror())
+    waiting = asyncio.create_task(session.changed.wait())
+    await asyncio.sleep(0)
+    session.tell(common_pb2.StepOutput(step=1))
+    async with asyncio.timeout(5):
+        await waiting
+
+
+def name(text: str) -> BlockHash:
+    return BlockHash(text.encode())
+
+
+def test_kv_changes_gather_and_the_later_one_counts() -> None:
+    mirror = KVMirror()
+    feed = KVFeed(mirror)
+    for stored, dropped in ((["a", "b"], []), ([], ["a", "x"]), (["x"], [])):
+        changes = ([(name(one), name("root")) for one in stored], [name(one) for one in dropped])
+        mirror.apply(*changes)
+        feed.add(*changes)
+    (events,) = feed.take()
+    assert {block.block_hash for block in events.stored} == {b"b", b"x"}
+    assert set(events.dropped) == {b"a"}
+    assert (events.first_sequence, events.snapshot) == (1, False)
+    assert feed.take() == []
+    assert mirror.num_leading([name("b"), name("x"), name("a")]) == 2
+
+
+def test_a_snapshot_is_all_there_is_even_if_that_is_nothing() -> None:
+    mirror = KVMirror()
+    feed = KVFeed(mirror)
+    feed.ask_snapshot()
+    (empty,) = feed.take()
+    assert empty.snapshot
+    assert not empty.stored
+    mirror.apply([(name("a"), name("root"))], [])
+    feed.add([(name("a"), name("root"))], [])
+    feed.ask_snapshot()
+    (events,) = feed.take()
+    assert events.snapshot
+    assert [block.block_hash for block in events.stored] == [b"a"]
+    assert events.first_sequence == 2
+
+
+def test_a_large_snapshot_goes_in_pieces_and_only_the_first_clears() -> None:
+    mirror = KVMirror()
+    mirror.apply([(name(str(i)), name("root")) for i in range(250_000)], [])
+    feed = KVFeed(mirror)
+    feed.ask_snapshot()
+    messages = feed.take()
+    assert [(one.first_sequence, one.snapshot, len(one.stored)) for one in messages] == [
+        (1, True, 100_000),
+        (2, False, 100_000),
+        (3, False, 50_000),
+    ]
+    assert all(one.ByteSize() < 8 << 20 for one in messages)
