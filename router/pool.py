@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from kvasir.common.errors import NodeUnavailable
 from kvasir.router.nodes import NodeInfo, NodeLoad, Role, pairing_refusal
-from kvasir.router.policy import NodeView, num_blocks_for
+from kvasir.router.policy import Need, NodeView, can_prefill, num_blocks_for
 from kvasir.router.session import NodeSession
 
 
@@ -147,6 +147,10 @@ class NodePool:
 
     def views(self, role: Role) -> list[NodeView]:
         return [node.view() for node in self.nodes(role)]
+
+    def can_prefill_elsewhere(self, need: Need, lost: Node) -> bool:
+        others = [node.view() for node in self.nodes(Role.PREFILL) if node is not lost]
+        return any(can_prefill(other, need) and other.connector == lost.info.connector for other in others)
 
     def _tell_room(self) -> None:
         _call_all(self._on_room)

@@ -28,6 +28,11 @@ class Placement:
     decode: Reservation
     prefill: Reservation | None
 
+    def release(self) -> None:
+        self.decode.release()
+        if self.prefill is not None:
+            self.prefill.release()
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Turn:

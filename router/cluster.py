@@ -1,0 +1,84 @@
+"""The dispatching half, put together: started in order, stopped in reverse."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from kvasir.common.metrics import Metrics
+from kvasir.router.canary import Canary
+from kvasir.router.config import RouterConfig
+from kvasir.router.dispatch import Dispatcher
+from kvasir.router.dispatch_metrics import DispatchMetrics, watch_pool
+from kvasir.router.nodes import Role
+from kvasir.router.policy import POLICIES
+from kvasir.router.pool import NodePool
+from kvasir.router.queue import AdmissionQueue
+from kvasir.router.registry import Registry, registry_server
+from kvasir.router.session import SessionSettings
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    dispatcher: Dispatcher
+    pool: NodePool
+    queue: AdmissionQueue
+    registry_port: int
+
+
+@asynccontextmanager
+async def running_cluster(config: RouterConfig, secret: str | None, metrics: Metrics) -> AsyncIterator[Cluster]:
+    """Nodes may join from now on; requests may come at once and wait for them."""
+    recorders = DispatchMetrics(metrics)
+    pool = NodePool()
+    queue = AdmissionQueue(
+        pool,
+        POLICIES[config.policy],
+        max_num_queued_reqs=config.max_num_queued_reqs,
+        max_num_queued_tokens=config.max_num_queued_tokens,
+        node_wait_s=config.node_wait_s,
+    )
+    dispatcher = Dispatcher(
+        pool,
+        queue,
+        recorders,
+        request_timeout_s=config.request_timeout_s,
+        max_attempts=config.max_attempts,
+        node_wait_s=config.node_wait_s,
+    )
+    settings = SessionSettings(
+        heartbeat_timeout_s=config.heartbeat_timeout_s, engine_age_limit_s=config.engine_age_limit_s
+    )
+    registry = Registry(pool, recorders, settings, secret)
+    canary = Canary(dispatcher, pool, recorders, config.canary_timeout_s)
+    watch_pool(metrics, pool, lambda: queue.num_waiting, lambda: dispatcher.num_in_flight - queue.num_waiting)
+
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(registry.close)
+        await stack.enter_async_context(_background(queue.run()))
+        await stack.enter_async_context(_background(canary.run()))
+        port = await stack.enter_async_context(registry_server(registry, config.grpc_listen, secret))
+        for role, addresses in ((Role.PREFILL, config.prefill), (Role.DECODE, config.decode)):
+            for address in addresses:
+                registry.dial_forever(address, role)
+        yield Cluster(dispatcher, pool, queue, port)
+
+
+@asynccontextmanager
+async def _background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(work)
+    task.add_done_callback(_report_end)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _report_end(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.critical("a task of the router has died", exc_info=task.exception())

@@ -1,0 +1,35 @@
+"""One request on one node: its handle there, the room reserved for it, and the way to end it."""
+
+from collections.abc import Callable
+
+from kvasir.router import wire
+from kvasir.router.nodes import Role
+from kvasir.router.pool import Reservation
+
+
+class Leg:
+    """`heard` is called with every event of it, until `close`."""
+
+    def __init__(self, reservation: Reservation, heard: Callable[["Leg", wire.Event], None]) -> None:
+        self.reservation = reservation
+        self.node = reservation.node
+        self.has_ended = False  # the node has said its last word of the request
+        self._session = self.node.session
+        self._is_open = True
+        self.handle = self._session.begin(lambda event: heard(self, event))
+
+    def send(self, command: wire.Command) -> None:
+        self._session.send(command)
+
+    def close(self) -> None:
+        """Leave nothing on the node. Harmless the second time."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        role = self.node.info.role
+        if not self.has_ended:
+            self.send(wire.cancel(role, self.handle))
+        elif role is Role.PREFILL:
+            self.send(wire.release_ticket(self.handle))
+        self._session.forget(self.handle)
+        self.reservation.release()

@@ -1,0 +1,173 @@
+"""Who belongs to the cluster: nodes that announce themselves, and those of a static list.
+
+Either way the router dials the node, checks that it may pair with those that are here, and uses it until the session
+ends. A node that announced itself is then gone until it announces itself again; one of the list is dialled again.
+"""
+
+from __future__ import annotations  # grpc's classes are generic in their stubs alone
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc.aio
+
+from kvasir.common.errors import NodeUnavailable
+from kvasir.common.grpc_client import open_channel
+from kvasir.common.grpc_server import bind, new_server
+from kvasir.proto import common_pb2, registry_pb2, registry_pb2_grpc
+from kvasir.router import wire
+from kvasir.router.dispatch_metrics import DispatchMetrics
+from kvasir.router.nodes import NodeInfo, Role
+from kvasir.router.pool import NodePool
+from kvasir.router.session import NodeSession, SessionSettings, node_stub
+
+log = logging.getLogger(__name__)
+
+ANNOUNCE_AGAIN_S = 2.0
+_REDIAL_FIRST_S = 0.1
+_REDIAL_AT_LEAST_EVERY_S = 2.0
+
+
+class Refused(NodeUnavailable):
+    """The node is there, but may not join."""
+
+
+class Registry:
+    """All memberships; each is a task that dials one address."""
+
+    def __init__(self, pool: NodePool, metrics: DispatchMetrics, settings: SessionSettings, secret: str | None) -> None:
+        self._pool = pool
+        self._metrics = metrics
+        self._settings = settings
+        self._secret = secret
+        self._static: dict[str, asyncio.Task[None]] = {}
+        self._announced: dict[str, asyncio.Task[bool]] = {}
+        self._epochs: dict[str, str] = {}
+        self._troubles: dict[str, str] = {}  # why an address could not join at the last try
+
+    def dial_forever(self, address: str, role: Role) -> None:
+        """A node of the static list."""
+        self._static[address] = asyncio.create_task(self._keep_dialling(address, role))
+
+    def announced(self, info: NodeInfo) -> str:
+        """Why it will not be used; empty if it will. Repeated announcements of a member change nothing."""
+        refusal = self._pool.refusal(info)
+        if refusal:
+            return refusal
+        address = info.address
+        trouble = self._troubles.get(address, "")
+        if address in self._static:
+            return trouble
+        task = self._announced.get(address)
+        if task is not None and not task.done():
+            if self._epochs[address] == info.epoch:
+                return trouble
+            task.cancel()  # that process is dead, whether we have noticed or not
+        self._epochs[address] = info.epoch
+        self._announced[address] = asyncio.create_task(self._serve_once(address, info.role))
+        return trouble
+
+    def withdrawn(self, address: str, epoch: str) -> None:
+        """It takes nothing new; its session ends when it is done."""
+        node = self._pool.get(address)
+        if node is not None and node.info.epoch == epoch:
+            node.drain()
+
+    async def close(self) -> None:
+        tasks = [*self._static.values(), *self._announced.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _keep_dialling(self, address: str, role: Role) -> None:
+        delay_s = _REDIAL_FIRST_S
+        while True:
+            has_joined = await self._serve_once(address, role)
+            delay_s = _REDIAL_FIRST_S if has_joined else min(2 * delay_s, _REDIAL_AT_LEAST_EVERY_S)
+            await asyncio.sleep(delay_s)
+
+    async def _serve_once(self, address: str, role: Role) -> bool:
+        """Use the node until its session ends. True if it joined at all."""
+        has_joined = False
+        try:
+            async with self._member(address, role) as session:
+                has_joined = True
+                self._troubles.pop(address, None)
+                log.warning("lost %s node %s: %s", role.value, address, await session.lost())
+        except (NodeUnavailable, grpc.aio.AioRpcError) as error:
+            why = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.aio.AioRpcError) else str(error)
+            if self._troubles.get(address) != why:
+                log.warning("cannot use %s node %s: %s", role.value, address, why)
+            self._troubles[address] = why
+        return has_joined
+
+    @asynccontextmanager
+    async def _member(self, address: str, role: Role) -> AsyncIterator[NodeSession]:
+        """In the pool for as long as this lasts."""
+        channel = open_channel(address, self._secret)
+        try:
+            info = await self._describe(channel, address, role)
+            session = NodeSession(info, channel, self._settings)
+            try:
+                node = self._pool.add(info, session, await session.open())
+                session.on_heartbeat = lambda load, draining: node.report(load, is_draining=draining)
+                self._metrics.nodes_joined(role=role.value)
+                log.info("%s node %s joined (%s)", role.value, address, info.model_name)
+                try:
+                    yield session
+                finally:
+                    self._pool.remove(node)
+                    self._metrics.nodes_lost(role=role.value)
+            finally:
+                await session.close()
+        finally:
+            await channel.close(None)
+
+    async def _describe(self, channel: grpc.aio.Channel, address: str, role: Role) -> NodeInfo:
+        request = common_pb2.DescribeRequest()
+        answer = await node_stub(role, channel).Describe(request, timeout=self._settings.open_timeout_s)
+        info = wire.node_from_proto(address, answer.node)
+        if info.role is not role:
+            raise Refused(f"{address} is a {info.role.value} node, not a {role.value} node")
+        refusal = self._pool.refusal(info)
+        if refusal:
+            raise Refused(refusal)
+        return info
+
+
+class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    async def Announce(
+        self,
+        request: registry_pb2.AnnounceRequest,
+        context: grpc.aio.ServicerContext[registry_pb2.AnnounceRequest, registry_pb2.AnnounceResponse],
+    ) -> registry_pb2.AnnounceResponse:
+        refusal = self._registry.announced(wire.node_from_proto(request.address, request.node))
+        return registry_pb2.AnnounceResponse(refused_because=refusal, announce_again_s=ANNOUNCE_AGAIN_S)
+
+    async def Withdraw(
+        self,
+        request: registry_pb2.WithdrawRequest,
+        context: grpc.aio.ServicerContext[registry_pb2.WithdrawRequest, registry_pb2.WithdrawResponse],
+    ) -> registry_pb2.WithdrawResponse:
+        self._registry.withdrawn(request.address, request.node_epoch)
+        return registry_pb2.WithdrawResponse()
+
+
+@asynccontextmanager
+async def registry_server(registry: Registry, listen: str, secret: str | None) -> AsyncIterator[int]:
+    """Serves announcements; yields the port."""
+    server = new_server(listen, secret)
+    registry_pb2_grpc.add_RegistryServiceServicer_to_server(  # type: ignore[no-untyped-call]
+        RegistryServicer(registry), server
+    )
+    port = bind(server, listen)
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(grace=None)
