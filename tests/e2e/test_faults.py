@@ -1,0 +1,214 @@
+"""What goes wrong, and that nobody sees it: the answer stays complete and equal, and only what was lost is recomputed."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cluster import Cluster, wait_until
+from tests.e2e import reference
+from tests.e2e.reference import NUM_OUTPUT_TOKENS, Prompt
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+BLOCK_SIZE = 16
+FETCHED = "kvasir:kv_blocks_fetched_total"
+RECOMPUTED = "kvasir:prompt_tokens_recomputed_total"
+CONNECTORS = {
+    "tcp": "tests.faulty:FaultyTcp",
+    "redis": "tests.faulty:FaultyRedis",
+    "shared_storage": "tests.faulty:FaultySharedStorage",
+}
+
+
+def misses(reason: str) -> str:
+    return f'kvasir:kv_block_misses_total{{reason="{reason}"}}'
+
+
+@pytest.fixture(scope="module")
+def prompt(model_dir: Path) -> Prompt:
+    return next(prompt for prompt in reference.prompts(model_dir) if prompt.name == "513-tokens")
+
+
+def stream(cluster: Cluster, prompt: Prompt, on_token: Callable[[int], None] = lambda count: None) -> list[int]:
+    """The answer's token ids, streamed; `on_token` hears how many there are."""
+    ids: list[int] = []
+    options = {"temperature": 0, "max_tokens": NUM_OUTPUT_TOKENS, "stream": True}
+    chunks = cluster.client().completions.create(  # type: ignore[call-overload]
+        model=cluster.model,
+        prompt=list(prompt.token_ids),
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+        **options,
+    )
+    for chunk in chunks:
+        new = chunk.choices[0].token_ids or []
+        ids += new
+        if new:
+            on_token(len(ids))
+    return ids
+
+
+def expected(prompt: Prompt) -> list[int]:
+    return list(reference.answers()[prompt.name].token_ids)
+
+
+class InBackground:
+    """Runs `stream` in a thread, so that the test can strike meanwhile."""
+
+    def __init__(self, cluster: Cluster, prompt: Prompt) -> None:
+        self.count = 0
+        self._ids: list[int] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(cluster, prompt))
+        self._thread.start()
+
+    def _run(self, cluster: Cluster, prompt: Prompt) -> None:
+        try:
+            self._ids = stream(cluster, prompt, lambda count: setattr(self, "count", count))
+        except BaseException as error:
+            self._error = error
+
+    def result(self, timeout_s: float = 90) -> list[int]:
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive(), "the stream hangs"
+        if self._error is not None:
+            raise self._error
+        return self._ids
+
+
+@pytest.mark.parametrize("connector", CONNECTORS)
+def test_damaged_blocks_are_computed_again(connector: str, model_dir: Path, prompt: Prompt) -> None:
+    num_flipped = 3
+    environment = {"FAULT_FLIP": str(num_flipped)}
+    with Cluster(model_dir, CONNECTORS[connector], environment=environment) as cluster:
+        num_blocks = -(-len(prompt.token_ids) // BLOCK_SIZE)
+        refused = cluster.total(cluster.decode, misses("checksum"))  # the canary's, if it had more than one block
+        with cluster.deltas(cluster.decode, FETCHED, RECOMPUTED, misses("checksum")) as rose:
+            assert stream(cluster, prompt) == expected(prompt)
+        assert refused == 0
+        assert rose[misses("checksum")] == 2 * num_flipped, "each was fetched twice"
+        assert rose[FETCHED] == num_blocks - num_flipped
+        assert rose[RECOMPUTED] == num_flipped * BLOCK_SIZE, "the missing blocks' tokens only"
+
+
+def test_killed_prefill_node_in_mid_transfer(model_dir: Path, prompt: Prompt) -> None:
+    with Cluster(model_dir, CONNECTORS["tcp"], environment={"FAULT_DELAY_S": "0.1"}) as cluster:
+        num_blocks = -(-len(prompt.token_ids) // BLOCK_SIZE)
+        before = cluster.total(cluster.decode, FETCHED)
+        with cluster.deltas(cluster.decode, FETCHED, RECOMPUTED) as rose:
+            answer = InBackground(cluster, prompt)
+            wait_until(lambda: answer.count >= 1, 60, "first token")
+            wait_until(lambda: cluster.total(cluster.decode, FETCHED) > before, 60, "first block")
+            cluster.prefill[0].kill()
+            assert answer.result() == expected(prompt)
+        assert 0 < rose[FETCHED] < num_blocks
+        missing = num_blocks - rose[FETCHED]
+        last = len(prompt.token_ids) % BLOCK_SIZE or BLOCK_SIZE
+        assert rose[RECOMPUTED] == (missing - 1) * BLOCK_SIZE + last
+        # A cluster without prefill nodes still serves.
+        assert stream(cluster, prompt) == expected(prompt)
+
+
+def test_killed_prefill_node_before_the_first_token(model_dir: Path) -> None:
+    long = next(prompt for prompt in reference.prompts(model_dir) if prompt.name == "2000-tokens")
+    with Cluster(model_dir, num_prefill=2) as cluster:
+        busy = "vllm:num_requests_running"
+        answer = InBackground(cluster, long)
+        wait_until(lambda: cluster.total(cluster.prefill, busy) > 0, 60, "prefill begun")
+        victim = next(node for node in cluster.prefill if node.metrics()[busy] > 0)
+        victim.kill()
+        assert answer.result() == expected(long)
+
+
+def test_killed_decode_node_in_mid_stream(model_dir: Path, prompt: Prompt) -> None:
+    with Cluster(model_dir, num_decode=2) as cluster:
+        answer = InBackground(cluster, prompt)
+        wait_until(lambda: answer.count >= 5, 60, "five tokens")
+        victim = next(node for node in cluster.decode if node.metrics()["vllm:num_requests_running"] > 0)
+        victim.kill()
+        assert answer.count < NUM_OUTPUT_TOKENS
+        assert answer.result() == expected(prompt)
+
+
+def test_frozen_decode_node_in_mid_stream(model_dir: Path, prompt: Prompt) -> None:
+    """Its port stays open, its kernel answers: only the silence tells."""
+    with Cluster(model_dir, num_decode=2) as cluster:
+        answer = InBackground(cluster, prompt)
+        wait_until(lambda: answer.count >= 5, 60, "five tokens")
+        victim = next(node for node in cluster.decode if node.metrics()["vllm:num_requests_running"] > 0)
+        victim.freeze()
+        assert answer.result() == expected(prompt)
+        victim.thaw()
+
+
+def test_stopped_redis(model_dir: Path, prompt: Prompt) -> None:
+    with Cluster(model_dir, CONNECTORS["redis"], environment={"FAULT_DELAY_S": "0.05"}) as cluster:
+        assert cluster.redis is not None
+        num_blocks = -(-len(prompt.token_ids) // BLOCK_SIZE)
+        before = cluster.total(cluster.decode, FETCHED)
+        with cluster.deltas(cluster.decode, FETCHED, RECOMPUTED) as rose:
+            answer = InBackground(cluster, prompt)
+            wait_until(lambda: cluster.total(cluster.decode, FETCHED) > before, 60, "first block")
+            cluster.redis.kill()
+            assert answer.result() == expected(prompt)
+        assert 0 < rose[FETCHED] < num_blocks
+        assert rose[RECOMPUTED] > 0
+        assert stream(cluster, prompt) == expected(prompt), "without its store, the cluster still serves"
+
+
+@pytest.mark.parametrize("connector", ["redis", "shared_storage"])
+def test_second_prefill_node_takes_a_prompt_from_the_store(connector: str, model_dir: Path) -> None:
+    long = next(prompt for prompt in reference.prompts(model_dir) if prompt.name == "2000-tokens")
+    with Cluster(model_dir, connector) as cluster:
+        assert stream(cluster, long) == expected(long)
+        cluster.prefill[0].terminate()
+        second = cluster.add_node("prefill")
+        cluster.wait_ready()
+        with cluster.deltas([second], "vllm:prompt_tokens_total") as rose:
+            assert stream(cluster, long) == expected(long)
+        assert rose["vllm:prompt_tokens_total"] < 512, "less than one chunk was computed"
+
+
+def test_draining_node_finishes_what_it_has(cluster: Cluster, model_dir: Path, prompt: Prompt) -> None:
+    with Cluster(model_dir) as own:
+        answer = InBackground(own, prompt)
+        wait_until(lambda: answer.count >= 3, 60, "three tokens")
+        assert own.decode[0].terminate(timeout_s=60) == 0
+        assert answer.result() == expected(prompt)
+        response = httpx.get(f"{own.url}/ready", timeout=5)
+        assert response.status_code == 503, "without a decode node, the cluster is not ready"
+        own.add_node("decode")
+        own.wait_ready()
+        assert stream(own, prompt) == expected(prompt)
+
+
+def test_16_streams_survive_the_loss_of_a_prefill_node(model_dir: Path, prompt: Prompt) -> None:
+    with Cluster(model_dir, num_prefill=2) as cluster:
+
+        async def run() -> None:
+            async with httpx.AsyncClient(base_url=cluster.url, timeout=120) as client:
+                body = {
+                    "model": cluster.model,
+                    "prompt": list(prompt.token_ids),
+                    "temperature": 0,
+                    "max_tokens": NUM_OUTPUT_TOKENS,
+                    "ignore_eos": True,
+                    "return_token_ids": True,
+                }
+                sent = [
+                    asyncio.create_task(client.post("/v1/completions", json={**body, "cache_salt": f"{i}"}))
+                    for i in range(16)
+                ]
+                await asyncio.sleep(1.5)
+                await asyncio.to_thread(cluster.prefill[1].kill)
+                for response in await asyncio.gather(*sent):
+                    assert response.status_code == 200, response.text
+                    assert response.json()["choices"][0]["token_ids"] == expected(prompt)
+
+        started = time.monotonic()
+        asyncio.run(run())
+        assert time.monotonic() - started < 110

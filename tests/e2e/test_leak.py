@@ -1,0 +1,118 @@
+"""200 requests dropped by their clients at random points: everything comes back, by number."""
+
+import asyncio
+import random
+import time
+
+import httpx
+import pytest
+
+from tests.cluster import Cluster, Service
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+NUM_REQUESTS = 200
+CONCURRENCY = 16
+WITHIN_S = 10.0
+
+NODE_GAUGES = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "kvasir:free_blocks",  # blocks that only the prefix cache holds count as free
+    "kvasir:kv_leased_blocks",
+    "kvasir:session_requests",
+    "kvasir:asyncio_tasks",
+)
+ROUTER_GAUGES = ("kvasir:requests_in_flight", "kvasir:requests_queued", "kvasir:asyncio_tasks")
+
+
+def state(cluster: Cluster) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for service in cluster.services:
+        samples = service.metrics()
+        for name in ROUTER_GAUGES if service is cluster.router else NODE_GAUGES:
+            found[f"{service.name} {name}"] = samples[name]
+        found[f"{service.name} sockets"] = service.num_open_sockets
+    return found
+
+
+def test_dropped_requests_leave_nothing_behind(cluster: Cluster) -> None:
+    rng = random.Random(7)
+    asyncio.run(drop_requests(cluster, rng, 8))  # connections that stay, caches that are made once
+    before = settled(cluster)
+    asyncio.run(drop_requests(cluster, rng, NUM_REQUESTS))
+
+    deadline = time.monotonic() + WITHIN_S
+    while (after := state(cluster)) != before and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert after == before
+    answer = cluster.client().completions.create(model=cluster.model, prompt="hello", max_tokens=4)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens >= 1
+
+
+def settled(cluster: Cluster) -> dict[str, float]:
+    """The state once it has not moved for a second."""
+    deadline = time.monotonic() + 30
+    seen, since = state(cluster), time.monotonic()
+    while time.monotonic() - since < 1.0:
+        assert time.monotonic() < deadline, "never at rest"
+        time.sleep(0.2)
+        if (now := state(cluster)) != seen:
+            seen, since = now, time.monotonic()
+    return seen
+
+
+async def drop_requests(cluster: Cluster, rng: random.Random, count: int) -> None:
+    model = cluster.model
+    seats = asyncio.Semaphore(CONCURRENCY)
+
+    async def one() -> None:
+        body = {
+            "model": model,
+            "prompt": [rng.randrange(50, 49_000) for _ in range(rng.choice((5, 40, 200, 700)))],
+            "max_tokens": 60,
+            "ignore_eos": True,
+            "stream": rng.random() < 0.7,
+        }
+        async with seats, httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
+            try:
+                async with asyncio.timeout(rng.uniform(0.0, 1.5)):
+                    async with client.stream("POST", "/v1/completions", json=body) as response:
+                        async for _ in response.aiter_lines():
+                            pass
+            except TimeoutError:
+                pass
+
+    await asyncio.gather(*(one() for _ in range(count)))
+
+
+def test_requests_dropped_in_the_queue_never_reach_a_node(cluster: Cluster) -> None:
+    """Clients that leave while their requests wait for a seat must cost no prefill."""
+    prefill: list[Service] = cluster.prefill
+
+    async def run() -> None:
+        model = cluster.model
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=120) as client:
+            long = [
+                asyncio.create_task(
+                    client.post(
+                        "/v1/completions",
+                        json={"model": model, "prompt": [9 + i] * 1800, "max_tokens": 8, "ignore_eos": True},
+                    )
+                )
+                for i in range(4)
+            ]
+            await asyncio.sleep(0.5)
+            for i in range(5):
+                with pytest.raises(httpx.ReadTimeout):
+                    await client.post(
+                        "/v1/completions", json={"model": model, "prompt": [99 + i] * 400, "max_tokens": 8}, timeout=0.2
+                    )
+            responses = await asyncio.gather(*long)
+            assert [response.status_code for response in responses] == [200] * 4
+
+    with cluster.deltas(prefill, "kvasir:requests_started_total") as rose:
+        asyncio.run(run())
+        time.sleep(1.0)
+    assert rose["kvasir:requests_started_total"] == 4
