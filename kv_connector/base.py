@@ -1,24 +1,27 @@
 """The contract of a KV connector: it moves framed blocks, and knows nothing of what is common to all of them.
 
 A frame is a header (bytes, made and checked by `header.py`) and a payload (a buffer of `bytes_per_block` bytes, or what
-a codec made of it). Identity, checksums, codecs, leases, waiting for promises, retry and metrics live once, in
+a codec made of it). Identity, checksums, leases, waiting for promises, deadlines, retry and metrics live once, in
 `sender.py` and `receiver.py`, above every connector.
 
-Two kinds: a *peer* connector (`is_store = False`: memory, tcp) serves blocks out of the sender's own cache, so the
-sender keeps them leased until the receiver has let go; a *store* (`is_store = True`: redis, shared_storage) takes a
-copy, so the sender is free as soon as `put` returns, and anybody may fetch by content hash later.
+Two kinds:
+    peer    (memory, tcp)             serves blocks out of the sender's own cache; the sender keeps them leased until
+                                      the receiver and the transport have let go
+    store   (redis, shared_storage)   takes a copy: the sender is free as soon as `put` returns, and anybody may
+                                      fetch by content hash later
 
 All methods run on the node's event loop. They raise `KVTransferError` for what may be tried again or done without.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import NewType, Protocol
+from typing import Literal, NewType, Protocol
 
 from kvasir.engine.types import BlockId, KVLayout
 
 TransferId = NewType("TransferId", str)
 BlockKey = NewType("BlockKey", bytes)  # 32 bytes: a content hash, or `transfer_key(transfer_id, index)`
+StoreKey = NewType("StoreKey", str)  # a block key, and what else tells stored blocks apart; only [0-9a-z-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Ticket:
 @dataclass(frozen=True, slots=True)
 class Frame:
     header: bytes
-    payload: memoryview
+    payload: memoryview  # of bytes, contiguous
 
 
 class BlockMemory(Protocol):
@@ -68,7 +71,7 @@ class BlockSource(Protocol):
         ...
 
     def give_back(self, transfer_id: TransferId, key: BlockKey) -> None:
-        """The transport has let go of the payload."""
+        """The transport has let go of the payload. Exactly once for each frame borrowed."""
         ...
 
     def released(self, transfer_id: TransferId) -> None:
@@ -80,39 +83,77 @@ class BlockSource(Protocol):
         ...
 
 
-class KVConnector(Protocol):
-    """What a third party implements."""
+class PeerConnector(Protocol):
+    """From one node's memory to another's."""
 
     name: str
-    is_store: bool
+    is_store: Literal[False]
 
-    async def open(self, source: BlockSource) -> None:
-        """Connect, bind, start tasks. Peer connectors serve `source` from now on."""
+    async def open(self, source: BlockSource, max_payload_bytes: int) -> None:
+        """Bind, start tasks, serve `source`. No payload is ever larger than `max_payload_bytes`."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Stop. Every borrowed frame has been given back when this returns."""
+        ...
 
     @property
     def endpoint(self) -> str:
-        """host:port where receivers fetch from this node; empty for a store."""
+        """host:port where receivers fetch from this node, for tickets."""
         ...
 
-    async def put(self, frames: Sequence[tuple[BlockKey, Frame]]) -> None:
-        """Stores only: write the frames; when this returns, they can be fetched by anybody."""
-        ...
-
-    async def contains(self, keys: Sequence[BlockKey]) -> list[bool]:
-        """Stores only: which of the keys are there now."""
-        ...
-
-    def fetch(self, ticket: Ticket, keys: Sequence[BlockKey]) -> AsyncIterator[tuple[BlockKey, Frame | None]]:
+    def fetch(self, ticket: Ticket, keys: Sequence[BlockKey]) -> AsyncGenerator[tuple[BlockKey, Frame | None]]:
         """Yield the frames as they land, in any order; None for one that is not there. Ends after the last key.
 
         A frame's payload is valid until the next one is asked for: the caller copies it to its place. Closing the
-        iterator early stops the transfer, and nothing is written anywhere after `aclose` has returned.
+        generator early stops the transfer.
         """
         ...
 
     async def release(self, ticket: Ticket) -> None:
         """Receiver side: nothing more of this ticket is wanted. Best effort."""
         ...
+
+    async def keep_alive(self, ticket: Ticket) -> None:
+        """Receiver side: more of this ticket will be wanted. Best effort."""
+        ...
+
+
+class StoreConnector(Protocol):
+    """To a place that several nodes share, and from there."""
+
+    name: str
+    is_store: Literal[True]
+
+    async def open(self, source: BlockSource, max_payload_bytes: int) -> None:
+        """Get ready; a store that is away at the moment is no reason to fail. A store never borrows."""
+        ...
+
+    async def close(self) -> None: ...
+
+    @property
+    def endpoint(self) -> str:
+        """Empty: a store is found by configuration."""
+        ...
+
+    async def put(self, frames: Sequence[tuple[StoreKey, Frame]]) -> None:
+        """Write the frames; when this returns, they can be fetched by anybody.
+
+        However it ends (return, error, cancellation), nothing reads the payloads afterwards.
+        """
+        ...
+
+    async def contains(self, keys: Sequence[StoreKey]) -> list[bool]:
+        """Which of the keys are there now."""
+        ...
+
+    def fetch(self, keys: Sequence[StoreKey]) -> AsyncGenerator[tuple[StoreKey, Frame | None]]:
+        """As a peer's `fetch`."""
+        ...
+
+    async def discard(self, keys: Sequence[StoreKey]) -> None:
+        """What is stored there has proved unusable."""
+        ...
+
+
+KVConnector = PeerConnector | StoreConnector  # what a third party implements one of; `is_store` tells them apart

@@ -1,0 +1,48 @@
+"""What a connector, a sender and a receiver can be told."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectorSettings:
+    name: str = "tcp"  # or memory, redis, shared_storage, an entry point, or "module:Class"
+
+    # tcp
+    listen_host: str = "127.0.0.1"
+    listen_port: int = 0  # 0: any free one
+    advertise_host: str = ""  # where others reach this node, if not at `listen_host`
+    secret: str = field(default="", repr=False)  # the cluster's; required off loopback
+    window_bytes: int = 8 << 20  # asked for and not yet taken in, per pair of nodes
+
+    # redis
+    redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False)  # may hold a password
+    redis_prefix: str = "kvasir"
+
+    # shared_storage
+    path: str = ""
+
+    # stores
+    store_ttl_s: float = 3600.0
+    store_backoff_s: float = 5.0  # a store that failed is left alone for so long
+    lookup_timeout_s: float = 1.0
+
+    lease_s: float = 30.0
+    # A published block is given up after base + bytes outstanding / bandwidth.
+    fetch_timeout_base_s: float = 5.0
+    min_bandwidth_bytes_per_s: float = 32e6
+
+    options: Mapping[str, str] = field(default_factory=dict)  # for connectors of third parties
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.listen_port <= 65535:
+            raise ValueError(f"listen_port must be 0 to 65535, got {self.listen_port}")
+        for name in ("window_bytes", "store_ttl_s", "lookup_timeout_s", "lease_s", "fetch_timeout_base_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.min_bandwidth_bytes_per_s <= 0:
+            raise ValueError(f"min_bandwidth_bytes_per_s must be positive, got {self.min_bandwidth_bytes_per_s}")
+
+    def transfer_allowance_s(self, num_bytes: int) -> float:
+        """How long so many bytes may take before they are given up."""
+        return self.fetch_timeout_base_s + num_bytes / self.min_bandwidth_bytes_per_s

@@ -1,0 +1,53 @@
+"""A store that is down, full or slow is left alone for a while, and then tried again."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from kvasir.common.errors import KVTransferError
+from kvasir.kv_connector.metrics import TransferMetrics
+
+log = logging.getLogger(__name__)
+
+
+class StoreGuard:
+    """One per direction: a store that is full can still be read."""
+
+    def __init__(self, what: str, backoff_s: float, clock: Callable[[], float], metrics: TransferMetrics) -> None:
+        self._what = what
+        self._backoff_s = backoff_s
+        self._clock = clock
+        self._metrics = metrics
+        self._closed_until_s = float("-inf")
+        self._is_failing = False
+
+    @property
+    def is_open(self) -> bool:
+        return self._clock() >= self._closed_until_s
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Around everything that is asked of the store. Raises at once while it is being left alone."""
+        if not self.is_open:
+            raise KVTransferError(f"{self._what} failed lately and is left alone")
+        try:
+            yield
+        except KVTransferError as error:
+            self.failed(str(error))
+            raise
+        except TimeoutError as error:
+            self.failed("no answer in time")
+            raise KVTransferError(f"{self._what}: no answer in time") from error
+        self._worked()
+
+    def failed(self, why: str) -> None:
+        self._metrics.store_failures += 1
+        self._closed_until_s = self._clock() + self._backoff_s
+        if not self._is_failing:
+            log.warning("%s failed (%s); left alone for %.0f s, then tried again", self._what, why, self._backoff_s)
+        self._is_failing = True
+
+    def _worked(self) -> None:
+        if self._is_failing:
+            log.info("%s works again", self._what)
+        self._is_failing = False
