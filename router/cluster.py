@@ -18,7 +18,6 @@ from kvasir.router.queue import AdmissionQueue
 from kvasir.router.registry import Registry, registry_server
 from kvasir.router.session import SessionSettings
 
-
 log = logging.getLogger(__name__)
 
 

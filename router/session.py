@@ -16,7 +16,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc.aio
@@ -40,6 +40,7 @@ class SessionSettings:
     heartbeat_timeout_s: float = 1.5
     engine_age_limit_s: float = 30.0
     open_timeout_s: float = 5.0
+    router_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # a node keeps one session for each router
 
 
 def node_stub(role: Role, channel: grpc.aio.Channel) -> Any:
@@ -56,7 +57,7 @@ class NodeSession:
         self.on_heartbeat: Callable[[NodeLoad, bool], None] = lambda load, draining: None
         self._stub = node_stub(info.role, channel)
         self._settings = settings
-        self._session_id = uuid.uuid4().hex
+        self._session_id = f"{settings.router_id}/{uuid.uuid4().hex}"
         self._sinks: dict[int, Sink] = {}
         self._last_handle = 0
         self._last_command = 0

@@ -1,0 +1,96 @@
+"""The dispatching half of a router over fake nodes, in one process, over real gRPC."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from kvasir.common.metrics import Metrics
+from kvasir.router.cluster import Cluster, running_cluster
+from kvasir.router.config import RouterConfig
+from kvasir.router.types import RoutedRequest, Sampling, TokenDelta
+from tests.fake_node import Fabric, FakeNode
+
+DEADLINE_S = 20.0
+
+
+class FakeCluster:
+    def __init__(self, cluster: Cluster, prefill: list[FakeNode], decode: list[FakeNode], metrics: Metrics) -> None:
+        self.cluster = cluster
+        self.dispatcher = cluster.dispatcher
+        self.prefill = prefill
+        self.decode = decode
+        self.metrics = metrics
+
+    @property
+    def nodes(self) -> list[FakeNode]:
+        return [*self.prefill, *self.decode]
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+    async def settle(self) -> None:
+        """Nothing of any request is left anywhere."""
+        await until(lambda: self.dispatcher.num_in_flight == 0 and self.cluster.queue.num_waiting == 0)
+        await until(lambda: not any(node.reservations for node in self.cluster.pool.nodes()))
+        await until(lambda: not any(node.session.num_requests for node in self.cluster.pool.nodes()))
+        await until(lambda: not any(node.requests for node in self.nodes if node.is_alive))
+        await until(lambda: not any(node.leased for node in self.nodes if node.is_alive))
+        assert self.cluster.queue.num_waiting_tokens == 0
+        assert all(node.num_blocks_reserved == node.num_tokens_sent == 0 for node in self.cluster.pool.nodes())
+
+
+@asynccontextmanager
+async def fake_cluster(
+    num_prefill: int = 1, num_decode: int = 1, config: dict[str, Any] | None = None, **behaviour: Any
+) -> AsyncIterator[FakeCluster]:
+    """Ready: all nodes are members, and the canary has been through them."""
+    fabric = Fabric()
+    metrics = Metrics()
+    async with AsyncExitStack() as stack:
+        prefill = [
+            await stack.enter_async_context(FakeNode("prefill", fabric, **behaviour)) for _ in range(num_prefill)
+        ]
+        decode = [await stack.enter_async_context(FakeNode("decode", fabric, **behaviour)) for _ in range(num_decode)]
+        settings = RouterConfig(
+            grpc_listen="127.0.0.1:0",
+            prefill=[node.address for node in prefill],
+            decode=[node.address for node in decode],
+            **(config or {}),
+        )
+        cluster = await stack.enter_async_context(running_cluster(settings, None, metrics))
+        fake = FakeCluster(cluster, prefill, decode, metrics)
+        if num_decode:
+            await until(lambda: cluster.dispatcher.is_ready)
+            await until(lambda: len(cluster.pool.nodes()) == num_prefill + num_decode)
+            await fake.settle()
+            await until(lambda: fake.dispatcher.num_in_flight == 0)
+        yield fake
+
+
+def a_request(num_prompt_tokens: int = 40, max_tokens: int = 12, seed: int = 7, **fields: Any) -> RoutedRequest:
+    first = fields.pop("first", 1)
+    stop = fields.pop("stop", ())
+    return RoutedRequest(
+        request_id=fields.pop("request_id", "r"),
+        prompt_token_ids=tuple((first + 3 * index) % 1000 for index in range(num_prompt_tokens)),
+        sampling=Sampling(max_tokens=max_tokens, seed=seed, stop_token_ids=frozenset(stop)),
+        **fields,
+    )
+
+
+def tokens_of(deltas: Iterable[TokenDelta], sequence: int = 0) -> list[int]:
+    return [token for delta in deltas if delta.sequence == sequence for token in delta.token_ids]
+
+
+async def collect(deltas: AsyncIterator[TokenDelta]) -> list[TokenDelta]:
+    async with asyncio.timeout(DEADLINE_S):
+        return [delta async for delta in deltas]
+
+
+async def until(condition: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, "did not come true in time"
+        await asyncio.sleep(0.01)

@@ -1,0 +1,112 @@
+"""The life of a request where nothing goes wrong."""
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from kvasir.common.errors import DeadlineExceeded, InvalidRequest, NodeUnavailable
+from kvasir.router.seeds import sequence_seed
+from tests.fake_cluster import a_request, collect, fake_cluster, tokens_of, until
+from tests.fake_node import expected_tokens
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [1, 15, 16, 17, 48, 200])
+async def test_tokens_come_from_both_tiers_in_order(num_prompt_tokens: int) -> None:
+    async with fake_cluster() as cluster:
+        fetched, recomputed = cluster.decode[0].num_blocks_fetched, cluster.decode[0].num_tokens_recomputed
+        request = a_request(num_prompt_tokens)
+        deltas = await collect(cluster.dispatcher.generate(request))
+        assert tokens_of(deltas) == expected_tokens(request.prompt_token_ids, 12, seed=7)
+        assert [delta.finish_reason for delta in deltas] == [None] * 11 + ["length"]
+        assert deltas[0].served_by == cluster.prefill[0].address
+        assert {delta.served_by for delta in deltas[1:]} == {cluster.decode[0].address}
+        assert cluster.decode[0].num_blocks_fetched - fetched == -(-num_prompt_tokens // 16)
+        assert cluster.decode[0].num_tokens_recomputed == recomputed
+        await cluster.settle()
+
+
+async def test_first_token_that_ends_the_request_lets_the_decode_node_go() -> None:
+    async with fake_cluster() as cluster:
+        deltas = await collect(cluster.dispatcher.generate(a_request(max_tokens=1)))
+        assert [delta.finish_reason for delta in deltas] == ["length"]
+        request = a_request(max_tokens=5)
+        first = expected_tokens(request.prompt_token_ids, 1, seed=7)[0]
+        deltas = await collect(cluster.dispatcher.generate(a_request(max_tokens=5, stop=[first])))
+        assert [(delta.token_ids, delta.finish_reason) for delta in deltas] == [((first,), "stop")]
+        await cluster.settle()
+        assert cluster.decode[0].num_cancelled == 2
+
+
+async def test_first_token_does_not_wait_for_the_transfer() -> None:
+    async with fake_cluster() as cluster:
+        cluster.decode[0].behaviour.fetch_s = 3600
+        async with aclosing(cluster.dispatcher.generate(a_request())) as deltas, asyncio.timeout(10):
+            first = await anext(deltas)
+        assert first.served_by == cluster.prefill[0].address
+        assert first.num_cached_tokens == 0
+        await cluster.settle()
+
+
+async def test_without_prefill_nodes_the_decode_node_prefills() -> None:
+    async with fake_cluster(num_prefill=0) as cluster:
+        request = a_request()
+        deltas = await collect(cluster.dispatcher.generate(request))
+        assert tokens_of(deltas) == expected_tokens(request.prompt_token_ids, 12, seed=7)
+        assert cluster.metric("kvasir:dispatch_attempts_total", prefill="local") == 2  # the canary's and ours
+        await cluster.settle()
+
+
+async def test_many_at_once_over_two_and_two() -> None:
+    async with fake_cluster(2, 2, token_s=0.002, chunk_s=0.002) as cluster:
+        requests = [a_request(20 + 7 * index, seed=index, first=index) for index in range(40)]
+        answers = await asyncio.gather(*(collect(cluster.dispatcher.generate(request)) for request in requests))
+        for request, deltas in zip(requests, answers, strict=True):
+            assert tokens_of(deltas) == expected_tokens(request.prompt_token_ids, 12, request.sampling.seed)
+        assert all(node.num_started > 5 for node in cluster.nodes)
+        await cluster.settle()
+
+
+async def test_each_sequence_has_its_own_seed() -> None:
+    async with fake_cluster() as cluster:
+        request = a_request(num_sequences=3)
+        deltas = await collect(cluster.dispatcher.generate(request))
+        for index in range(3):
+            seed = sequence_seed(7, index)
+            assert tokens_of(deltas, index) == expected_tokens(request.prompt_token_ids, 12, seed)
+        assert sequence_seed(7, 0) == 7
+        assert len({sequence_seed(7, index) for index in range(100)}) == 100
+        await cluster.settle()
+
+
+async def test_too_long_a_prompt_is_refused_at_the_door() -> None:
+    async with fake_cluster(num_blocks=10) as cluster:
+        started = [node.num_started for node in cluster.nodes]
+        assert cluster.dispatcher.limits().max_prompt_tokens == 159
+        with pytest.raises(InvalidRequest, match="160 tokens, at most 159") as caught:
+            await collect(cluster.dispatcher.generate(a_request(160)))
+        assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
+        with pytest.raises(InvalidRequest, match="empty"):
+            await collect(cluster.dispatcher.generate(a_request(0)))
+        assert [node.num_started for node in cluster.nodes] == started
+        deltas = await collect(cluster.dispatcher.generate(a_request(150, max_tokens=1000)))
+        assert len(tokens_of(deltas)) == 10  # as many as fit
+        assert deltas[-1].finish_reason == "length"
+
+
+async def test_deadline_ends_a_request_everywhere() -> None:
+    async with fake_cluster(token_s=0.02) as cluster:
+        with pytest.raises(DeadlineExceeded):
+            await collect(cluster.dispatcher.generate(a_request(max_tokens=3000, deadline_s=0.3)))
+        await cluster.settle()
+        assert cluster.metric("vllm:request_success_total", finished_reason="DeadlineExceeded") == 1
+
+
+async def test_without_a_decode_node_nothing_is_promised() -> None:
+    async with fake_cluster(num_decode=0) as cluster:
+        await until(lambda: bool(cluster.cluster.pool.nodes()))
+        assert not cluster.dispatcher.is_ready
+        with pytest.raises(NodeUnavailable):
+            cluster.dispatcher.limits()
+        with pytest.raises(NodeUnavailable):
+            await collect(cluster.dispatcher.generate(a_request()))
