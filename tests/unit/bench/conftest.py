@@ -9,5 +9,5 @@ from tests.unit.bench.scripted_server import ScriptedServer
 async def scripted() -> AsyncIterator[ScriptedServer]:
     script = ScriptedServer()
     async with TestServer(script.app()) as server:
-        script.url = str(server.make_url(""))
+        script.url = str(server.make_url("")).rstrip("/")
         yield script

@@ -1,0 +1,23 @@
+"""`kvasir bench COMMAND`: benchmarks, each imported when it is asked for."""
+
+import sys
+from importlib import import_module
+
+COMMANDS = {
+    "serve": ("kvasir.bench.serve", "load on any OpenAI endpoint; latencies and throughput"),
+    "lab": ("kvasir.bench.lab.serving", "this suite against transformers, on this machine"),
+}
+
+
+def main(argv: list[str]) -> int:
+    command, *rest = argv or ["--help"]
+    if command in COMMANDS:
+        return int(import_module(COMMANDS[command][0]).main(rest))
+    wanted_help = command in ("--help", "-h")
+    lines = [f"  {name:<9}{text}" for name, (_, text) in COMMANDS.items()]
+    usage = "\n".join(["usage: kvasir bench COMMAND [OPTIONS]", "", *lines])
+    if wanted_help:
+        print(usage)
+        return 0
+    print(f"kvasir bench: unknown command {command!r}\n\n{usage}", file=sys.stderr)
+    return 2

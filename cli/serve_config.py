@@ -1,0 +1,45 @@
+"""Everything `kvasir serve` can be told."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from kvasir.common.config import ServiceConfig
+
+OptionValue = str | int | float | bool
+
+
+class ServeConfig(ServiceConfig, env_prefix="KVASIR_SERVE_", cli_hide_none_type=True):
+    """A whole cluster on this machine: a router, prefill nodes and decode nodes, each a process of its own.
+
+    Each option can also stand in the environment (KVASIR_SERVE_PORT) or in a YAML file (--config FILE).
+    """
+
+    model: Path | None = Field(default=None, description="Hugging Face directory; default: the built-in model.")
+    served_model_name: list[str] = Field(default=[], description="Names the API answers to; default: the model's own.")
+    prefill: int = Field(default=1, ge=0, le=64, description="How many prefill nodes.")
+    decode: int = Field(default=1, ge=1, le=64, description="How many decode nodes.")
+    host: str = Field(default="127.0.0.1", description="Address of the HTTP API.")
+    port: int = Field(default=8000, ge=0, le=65535, description="Port of the HTTP API; 0 takes a free one.")
+    api_key: list[str] = Field(default=[], repr=False, description="Keys that clients must send one of.")
+
+    connector: Literal["tcp", "redis", "shared_storage"] = Field(default="tcp", description="How KV blocks travel.")
+    redis_url: str | None = Field(default=None, repr=False, description="Default: a server of our own is started.")
+    kv_path: Path | None = Field(default=None, description="Folder of shared_storage; default: one that ends with us.")
+
+    dtype: str | None = Field(default=None, description="Of weights and KV; default: the model's.")
+    max_model_len: int | None = Field(default=None, gt=0, description="Longest prompt and answer together.")
+    block_size: int | None = Field(default=None, gt=0, description="Tokens in a KV block.")
+    max_num_seqs: int | None = Field(default=None, gt=0, description="Most requests in one step of a node.")
+    max_num_batched_tokens: int | None = Field(default=None, gt=0, description="Most tokens in one step of a node.")
+    kv_cache_memory: str | None = Field(default=None, description="Of each node, as 2GiB; default: by free memory.")
+    pin_cores: bool = Field(default=True, description="Keep each node on cores of its own, while there are enough.")
+
+    router_options: dict[str, OptionValue] = Field(default={}, description="More options, as policy=round_robin.")
+    prefill_options: dict[str, OptionValue] = Field(default={}, description="More options of the prefill nodes.")
+    decode_options: dict[str, OptionValue] = Field(default={}, description="More options of the decode nodes.")
+
+    start_timeout_s: float = Field(default=300.0, gt=0, description="Give up if not ready by then.")
+    shutdown_timeout_s: float = Field(default=30.0, gt=0, description="Kill what has not stopped by then.")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -1,0 +1,3 @@
+from tests.unit.bench.conftest import scripted
+
+__all__ = ["scripted"]
