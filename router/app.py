@@ -1,0 +1,68 @@
+"""The routes of the router. What they do is elsewhere."""
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from kvasir import __version__
+from kvasir.common.errors import ServingError
+from kvasir.common.metrics import Metrics
+from kvasir.router.auth import ApiKeys
+from kvasir.router.guard import Guard
+from kvasir.router.metrics import RouterMetrics
+from kvasir.router.openai.api import OpenAIApi
+from kvasir.router.openai.errors import HttpError, error_response, json_response
+from kvasir.router.types import Backend
+
+
+def create_app(
+    api: OpenAIApi, backend: Backend, keys: ApiKeys, metrics: Metrics, router_metrics: RouterMetrics
+) -> FastAPI:
+    # Exact routes only: a slash more is another path, and no path is answered by a redirect.
+    app = FastAPI(title="Kvasir", version=__version__, redirect_slashes=False, openapi_url=None)
+    app.add_middleware(Guard, keys=keys, metrics=router_metrics)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+
+    app.add_route("/v1/completions", api.completions, methods=["POST"])
+    app.add_route("/v1/chat/completions", api.chat_completions, methods=["POST"])
+    app.add_route("/v1/models", api.models, methods=["GET"])
+    app.add_route("/v1/models/{name:path}", api.model, methods=["GET"])
+
+    async def health(request: Request) -> Response:
+        return json_response({"status": "alive"})
+
+    async def ready(request: Request) -> Response:
+        if backend.is_ready:
+            return json_response({"status": "ready"})
+        return json_response({"status": "not ready", "reason": _why_not_ready(backend)}, 503, {"retry-after": "1"})
+
+    async def version(request: Request) -> Response:
+        return json_response({"version": __version__})
+
+    async def show_metrics(request: Request) -> Response:
+        content, media_type = metrics.render()
+        return Response(content, headers={"content-type": media_type})
+
+    app.add_route("/health", health, methods=["GET"])
+    app.add_route("/ready", ready, methods=["GET"])
+    app.add_route("/version", version, methods=["GET"])
+    app.add_route("/metrics", show_metrics, methods=["GET"])
+    return app
+
+
+def _why_not_ready(backend: Backend) -> str:
+    try:
+        backend.limits()
+    except ServingError as error:
+        return str(error)
+    return "the last canary did not go through all tiers, or none has yet"
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return error_response(HttpError(404, f"there is no {request.method} {request.url.path}", "unknown_route"))
+    if error.status_code == 405:
+        message = f"{request.url.path} does not take {request.method}"
+        return error_response(HttpError(405, message, "method_not_allowed", error.headers))
+    return error_response(HttpError(error.status_code, str(error.detail), headers=error.headers))

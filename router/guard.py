@@ -1,0 +1,56 @@
+"""Around everything the app does: request ids, API keys, and an answer even where we have a fault of our own."""
+
+import uuid
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvasir.router.auth import ApiKeys
+from kvasir.router.metrics import RouterMetrics
+from kvasir.router.openai.errors import HttpError, error_response
+
+_MAX_REQUEST_ID_CHARS = 128
+
+
+class Guard:
+    def __init__(self, app: ASGIApp, keys: ApiKeys, metrics: RouterMetrics) -> None:
+        self._app = app
+        self._keys = keys
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        request_id = _request_id(headers.get("x-request-id"))
+        has_started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal has_started
+            if message["type"] == "http.response.start":
+                has_started = True
+                self._metrics.responses(status=str(message["status"]))
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        if not self._keys.allow(scope["path"], headers.get("authorization")):
+            await error_response(_unauthorized())(scope, receive, send_with_id)
+            return
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            if has_started:
+                raise  # the server cuts the connection: half an answer must not look like a whole one
+            await error_response(error)(scope, receive, send_with_id)
+
+
+def _request_id(given: str | None) -> str:
+    if given and len(given) <= _MAX_REQUEST_ID_CHARS and given.isascii() and given.isprintable():
+        return given
+    return uuid.uuid4().hex
+
+
+def _unauthorized() -> HttpError:
+    message = "a valid API key is needed, as 'Authorization: Bearer KEY'"
+    return HttpError(401, message, "invalid_api_key", {"www-authenticate": "Bearer"})

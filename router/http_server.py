@@ -1,0 +1,68 @@
+"""uvicorn, run as one part of a process among others: it starts on a bound socket and is told when to stop."""
+
+import asyncio
+import math
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+_KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that it is they who close them
+
+
+@asynccontextmanager
+async def running_http_server(app: ASGIApp, host: str, port: int, grace_s: float) -> AsyncIterator["HttpServer"]:
+    """On leaving, nothing new is accepted, and what runs may end within `grace_s`. OSError if the port is taken."""
+    listener = socket.create_server((host, port), family=_family(host), backlog=2048)
+    config = uvicorn.Config(
+        app,
+        loop="none",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=math.ceil(grace_s),
+    )
+    server = HttpServer(config, port=listener.getsockname()[1])
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    listening = asyncio.create_task(server.is_listening.wait())
+    try:
+        await asyncio.wait((serving, listening), return_when=asyncio.FIRST_COMPLETED)
+        yield server
+    finally:
+        listening.cancel()
+        server.should_exit = True
+        await serving
+        # Those that the grace was too short for have been cancelled; what they hold is given back now.
+        await asyncio.gather(*server.server_state.tasks, return_exceptions=True)
+
+
+class HttpServer(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, port: int) -> None:
+        super().__init__(config)
+        self.port = port
+        self.is_listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_listening.set()
+
+    def hurry(self) -> None:
+        """Cuts off the requests that are waited for."""
+        self.force_exit = True
+        for task in self.server_state.tasks:
+            task.cancel()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the process's business, and it has more to stop than this."""
+        yield
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,0 +1,108 @@
+"""What the router tells Prometheus about requests, end to end; what the dispatching half counts stands beside it."""
+
+import time
+from collections.abc import Callable
+
+from kvasir.common.metrics import ITL_BUCKETS_S, LATENCY_BUCKETS_S, TOKEN_BUCKETS, TTFT_BUCKETS_S, Metrics
+
+Clock = Callable[[], float]
+
+# How a request can end: what a model's own end or limit gives, and what else may happen.
+OUTCOMES = ("stop", "length", "abort", "error", "invalid", "overloaded")
+
+
+class RouterMetrics:
+    def __init__(self, metrics: Metrics, clock: Clock = time.monotonic) -> None:
+        self.clock = clock
+        self._num_in_flight = 0
+        self.started = metrics.counter("kvasir:router_requests_started", "Generation requests received.", ["endpoint"])
+        self.ended = metrics.counter(
+            "kvasir:router_requests", "Generation requests that ended, by how.", ["endpoint", "outcome"]
+        )
+        self.success = metrics.counter("vllm:request_success", "Requests that ended, by how.", ["finished_reason"])
+        self.in_flight = metrics.gauge("kvasir:router_requests_in_flight", "Generation requests that have not ended.")
+        self.responses = metrics.counter("kvasir:router_http_responses", "HTTP responses, by status.", ["status"])
+        self.unknown_fields = metrics.counter(
+            "kvasir:router_unknown_fields", "Fields of request bodies that nobody knows, and that were ignored."
+        )
+        self.prompt_tokens = metrics.counter("vllm:prompt_tokens", "Prompt tokens of requests that gave a token.")
+        self.cached_tokens = metrics.counter("vllm:prompt_tokens_cached", "Prompt tokens that no node had to compute.")
+        self.generation_tokens = metrics.counter("vllm:generation_tokens", "Generated tokens.")
+        self.ttft_s = metrics.histogram(
+            "vllm:time_to_first_token_seconds", "From the request's arrival to its first token.", TTFT_BUCKETS_S
+        )
+        self.itl_s = metrics.histogram(
+            "vllm:inter_token_latency_seconds", "Gaps between the tokens of a choice.", ITL_BUCKETS_S
+        )
+        self.tpot_s = metrics.histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean gap of one choice.", ITL_BUCKETS_S
+        )
+        self.e2e_s = metrics.histogram(
+            "vllm:e2e_request_latency_seconds", "From arrival to the last token.", LATENCY_BUCKETS_S
+        )
+        self.request_prompt_tokens = metrics.histogram(
+            "vllm:request_prompt_tokens", "Prompt tokens of one request.", TOKEN_BUCKETS
+        )
+        self.request_generation_tokens = metrics.histogram(
+            "vllm:request_generation_tokens", "Generated tokens of one request.", TOKEN_BUCKETS
+        )
+
+    def begin(self, endpoint: str) -> "RequestRecord":
+        self._change_in_flight(1)
+        self.started(endpoint=endpoint)
+        return RequestRecord(self, endpoint)
+
+    def _change_in_flight(self, by: int) -> None:
+        self._num_in_flight += by
+        self.in_flight(self._num_in_flight)
+
+    def end(self, endpoint: str, outcome: str) -> None:
+        self._change_in_flight(-1)
+        self.ended(endpoint=endpoint, outcome=outcome)
+        if outcome in ("stop", "length", "abort", "error"):
+            self.success(finished_reason=outcome)
+
+
+class RequestRecord:
+    """One request's life. It ends exactly once, whatever happens first."""
+
+    def __init__(self, metrics: RouterMetrics, endpoint: str) -> None:
+        self._metrics = metrics
+        self._endpoint = endpoint
+        self._arrived_s = metrics.clock()
+        self._choice_times_s: dict[int, tuple[float, float]] = {}  # first and last token of each choice
+        self._num_tokens: dict[int, int] = {}
+        self._has_ended = False
+
+    def prompt(self, num_tokens: int, num_cached_tokens: int) -> None:
+        self._metrics.prompt_tokens(num_tokens)
+        self._metrics.cached_tokens(num_cached_tokens)
+        self._metrics.request_prompt_tokens(num_tokens)
+
+    def tokens(self, choice: int, num_tokens: int) -> None:
+        """Several that come at once share their gap."""
+        if num_tokens == 0:
+            return
+        now = self._metrics.clock()
+        if not self._choice_times_s:
+            self._metrics.ttft_s(now - self._arrived_s)
+        first_s, last_s = self._choice_times_s.get(choice, (now, now))
+        if choice in self._choice_times_s:
+            for _ in range(num_tokens):
+                self._metrics.itl_s((now - last_s) / num_tokens)
+        self._choice_times_s[choice] = (first_s, now)
+        self._num_tokens[choice] = self._num_tokens.get(choice, 0) + num_tokens
+        self._metrics.generation_tokens(num_tokens)
+
+    def end(self, outcome: str) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self._metrics.end(self._endpoint, outcome)
+        if outcome not in ("stop", "length"):
+            return
+        self._metrics.e2e_s(self._metrics.clock() - self._arrived_s)
+        self._metrics.request_generation_tokens(sum(self._num_tokens.values()))
+        for choice, (first_s, last_s) in self._choice_times_s.items():
+            if self._num_tokens[choice] > 1:
+                self._metrics.tpot_s((last_s - first_s) / (self._num_tokens[choice] - 1))

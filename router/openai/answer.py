@@ -1,0 +1,153 @@
+"""One request's answer, as a whole or as a stream of chunks. The streamed text is the whole's text, for both are made
+from the same deltas."""
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kvasir.common.errors import InvalidRequest, Overloaded
+from kvasir.router.metrics import RequestRecord
+from kvasir.router.openai.errors import error_body, status_of
+from kvasir.router.openai.generation import ChoiceDelta
+from kvasir.router.openai.sse import DONE, event
+
+log = logging.getLogger(__name__)
+
+
+class Shape(Protocol):
+    """How choices of an endpoint look."""
+
+    whole_object: str
+    chunk_object: str
+    extra: dict[str, Any]  # beside the choices
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """The choice's first chunk, before any text."""
+        ...
+
+    def piece(self, delta: ChoiceDelta) -> dict[str, Any] | None:
+        """None: nothing of the delta is to be shown."""
+        ...
+
+    def closing(self, index: int, finish_reason: str) -> dict[str, Any]:
+        """The choice's last chunk, after all text: a client that stops reading here has lost nothing."""
+        ...
+
+    def whole(self, index: int, deltas: list[ChoiceDelta]) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """What is around the choices."""
+
+    response_id: str
+    created: int
+    model: str
+    prompt_lengths: tuple[int, ...]  # in tokens
+    num_choices: int  # n for each prompt, in their order
+    include_usage: bool = False
+    continuous_usage: bool = False
+
+    def around(self, object_name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.response_id,
+            "object": object_name,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+
+class Usage:
+    def __init__(self, envelope: Envelope) -> None:
+        self._num_prompt_tokens = sum(envelope.prompt_lengths)
+        self._choices_a_prompt = envelope.num_choices // len(envelope.prompt_lengths)
+        self._num_completion_tokens = 0
+        self._num_cached_tokens: dict[int, int] = {}  # of each prompt, for its first choice
+
+    def add(self, delta: ChoiceDelta) -> None:
+        self._num_completion_tokens += len(delta.token_ids)
+        if delta.num_cached_tokens is not None and delta.index % self._choices_a_prompt == 0:
+            self._num_cached_tokens[delta.index] = delta.num_cached_tokens
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self._num_prompt_tokens,
+            "completion_tokens": self._num_completion_tokens,
+            "total_tokens": self._num_prompt_tokens + self._num_completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._num_cached_tokens.values())},
+        }
+
+
+async def whole_answer(envelope: Envelope, shape: Shape, deltas: AsyncIterator[ChoiceDelta]) -> dict[str, Any]:
+    usage = Usage(envelope)
+    by_choice: dict[int, list[ChoiceDelta]] = {index: [] for index in range(envelope.num_choices)}
+    async for delta in deltas:
+        usage.add(delta)
+        by_choice[delta.index].append(delta)
+    choices = [shape.whole(index, of_choice) for index, of_choice in by_choice.items()]
+    return envelope.around(shape.whole_object, choices) | {"usage": usage.as_dict()} | shape.extra
+
+
+async def chunks(envelope: Envelope, shape: Shape, deltas: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[bytes, None]:
+    """Events. An error ends the stream as an event of its own: no finish reason is made up, no [DONE] follows."""
+    usage = Usage(envelope)
+    opened: set[int] = set()
+    extra = shape.extra  # on the first chunk only
+
+    def chunk(choice: dict[str, Any]) -> bytes:
+        content = envelope.around(shape.chunk_object, [choice])
+        if envelope.include_usage:
+            content["usage"] = usage.as_dict() if envelope.continuous_usage else None
+        return event(content | extra)
+
+    try:
+        async for delta in deltas:
+            usage.add(delta)
+            if delta.index not in opened:
+                opened.add(delta.index)
+                if opening := shape.opening(delta.index):
+                    yield chunk(opening)
+                    extra = {}
+            if piece := shape.piece(delta):
+                yield chunk(piece)
+            if delta.finish_reason is not None:
+                yield chunk(shape.closing(delta.index, delta.finish_reason))
+    except Exception as error:
+        if status_of(error) == 500:
+            log.exception("%s failed in mid-stream", envelope.response_id)
+        yield event(error_body(error))
+        return
+    if envelope.include_usage:
+        yield event(envelope.around(shape.chunk_object, []) | {"usage": usage.as_dict()})
+    yield DONE
+
+
+async def recorded(
+    deltas: AsyncIterator[ChoiceDelta], record: RequestRecord, envelope: Envelope
+) -> AsyncGenerator[ChoiceDelta, None]:
+    """The same deltas; how they went is in the metrics afterwards."""
+    outcome, seen = "abort", False
+    reasons: set[str] = set()
+    try:
+        async for delta in deltas:
+            if not seen:
+                record.prompt(sum(envelope.prompt_lengths), delta.num_cached_tokens or 0)
+                seen = True
+            record.tokens(delta.index, len(delta.token_ids))
+            if delta.finish_reason is not None:
+                reasons.add(delta.finish_reason)
+            yield delta
+        outcome = "length" if "length" in reasons else "stop"
+    except Exception as error:
+        outcome = outcome_of(error)
+        raise
+    finally:
+        record.end(outcome)
+
+
+def outcome_of(error: Exception) -> str:
+    if isinstance(error, InvalidRequest):
+        return "invalid"
+    return "overloaded" if isinstance(error, Overloaded) else "error"

@@ -1,0 +1,173 @@
+"""The generation endpoints: what both do, from the bytes of a request to its answer."""
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from kvasir.common.errors import InvalidRequest
+from kvasir.router.metrics import RequestRecord, RouterMetrics
+from kvasir.router.openai.answer import Envelope, Shape, chunks, outcome_of, recorded, whole_answer
+from kvasir.router.openai.body import read_body
+from kvasir.router.openai.chat import ChatShape
+from kvasir.router.openai.client_gone import ClientGone, unless_gone
+from kvasir.router.openai.completions import CompletionShape
+from kvasir.router.openai.errors import ModelNotFound, error_response, json_response
+from kvasir.router.openai.generation import ChoiceDelta, generate_choice, merge
+from kvasir.router.openai.models import ChatBody, CompletionBody, GenerationBody
+from kvasir.router.openai.parsing import parse_body
+from kvasir.router.openai.prompts import Prompt, chat_prompt, completion_prompts
+from kvasir.router.openai.routing import routed_requests
+from kvasir.router.openai.sampling import text_rules_of
+from kvasir.router.openai.sse import EventStream
+from kvasir.router.text.chat_template import ChatTemplate
+from kvasir.router.text.tokenizer import TextTokenizer
+from kvasir.router.types import Backend, ClusterLimits
+
+B = TypeVar("B", bound=GenerationBody)
+_CLIENT_CLOSED_REQUEST = 499  # nobody is there to read it
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A valid request on its way: nothing is asked of the backend before the first delta is."""
+
+    envelope: Envelope
+    shape: Shape
+    deltas: AsyncGenerator[ChoiceDelta, None]
+
+
+class OpenAIApi:
+    def __init__(
+        self,
+        backend: Backend,
+        tokenizer: TextTokenizer,
+        template: ChatTemplate | None,
+        metrics: RouterMetrics,
+        *,
+        model_names: Sequence[str],
+        max_request_bytes: int,
+        max_logprobs: int,
+    ) -> None:
+        self._backend = backend
+        self._tokenizer = tokenizer
+        self._template = template
+        self._metrics = metrics
+        self._model_names = tuple(model_names)
+        self._max_request_bytes = max_request_bytes
+        self._max_logprobs = max_logprobs
+        self._created = int(time.time())
+
+    async def completions(self, request: Request) -> Response:
+        return await self._serve(request, "completions", CompletionBody, self._prepare_completion)
+
+    async def chat_completions(self, request: Request) -> Response:
+        return await self._serve(request, "chat/completions", ChatBody, self._prepare_chat)
+
+    async def models(self, request: Request) -> Response:
+        return json_response({"object": "list", "data": [self._card(name) for name in self._model_names]})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        return json_response(self._card(name)) if name in self._model_names else error_response(ModelNotFound(name))
+
+    async def _serve(
+        self,
+        request: Request,
+        endpoint: str,
+        kind: type[B],
+        prepare: Callable[[B, RequestRecord], Awaitable[Generation]],
+    ) -> Response:
+        record = self._metrics.begin(endpoint)
+        try:
+            body, num_unknown = parse_body(await read_body(request, self._max_request_bytes), kind)
+            self._metrics.unknown_fields(num_unknown)
+            return await unless_gone(request.receive, self._answer(body, record, prepare))
+        except (ClientDisconnect, ClientGone):
+            record.end("abort")
+            return Response(status_code=_CLIENT_CLOSED_REQUEST)
+        except Exception as error:
+            record.end(outcome_of(error))
+            return error_response(error)
+
+    async def _answer(
+        self, body: B, record: RequestRecord, prepare: Callable[[B, RequestRecord], Awaitable[Generation]]
+    ) -> Response:
+        generation = await prepare(body, record)
+        deltas = generation.deltas
+        if not body.stream:
+            try:
+                return json_response(await whole_answer(generation.envelope, generation.shape, deltas))
+            finally:
+                await deltas.aclose()
+        # Status and headers wait for the first token: what fails before it has a status of its own.
+        first = await anext(deltas)
+        return EventStream(chunks(generation.envelope, generation.shape, _rejoined(first, deltas)), close=deltas.aclose)
+
+    async def _prepare_completion(self, body: CompletionBody, record: RequestRecord) -> Generation:
+        limits = self._begin(body, "logprobs")
+        if body.echo and body.logprobs is not None:
+            message = "'echo' together with 'logprobs' is not supported yet"
+            raise InvalidRequest(message, "echo", "unsupported_parameter")
+        prompts = await completion_prompts(body, self._tokenizer, limits)
+        shape = CompletionShape(body, prompts, self._tokenizer)
+        return self._begun(body, record, limits, prompts, shape, f"cmpl-{uuid.uuid4().hex}")
+
+    async def _prepare_chat(self, body: ChatBody, record: RequestRecord) -> Generation:
+        limits = self._begin(body, "top_logprobs")
+        if body.top_logprobs and not body.logprobs:
+            raise InvalidRequest("'top_logprobs' wants 'logprobs' to be true", "top_logprobs", "invalid_value")
+        prompt = await chat_prompt(body, self._template, self._tokenizer, limits)
+        shape = ChatShape(body, prompt, self._tokenizer)
+        return self._begun(body, record, limits, [prompt], shape, f"chatcmpl-{uuid.uuid4().hex}")
+
+    def _begin(self, body: GenerationBody, logprobs_param: str) -> ClusterLimits:
+        """What needs no tokenizer."""
+        if body.model not in self._model_names:
+            raise ModelNotFound(body.model)
+        if body.stream_options is not None and not body.stream:
+            raise InvalidRequest("'stream_options' wants 'stream' to be true", "stream_options", "invalid_value")
+        if (body.num_logprobs or 0) > self._max_logprobs:
+            message = f"'{logprobs_param}' may be at most {self._max_logprobs}, got {body.num_logprobs}"
+            raise InvalidRequest(message, logprobs_param, "invalid_value")
+        return self._backend.limits()
+
+    def _begun(
+        self,
+        body: GenerationBody,
+        record: RequestRecord,
+        limits: ClusterLimits,
+        prompts: Sequence[Prompt],
+        shape: Shape,
+        response_id: str,
+    ) -> Generation:
+        requests = routed_requests(body, prompts, limits, self._tokenizer, response_id)
+        rules = text_rules_of(body)
+        choices = [
+            generate_choice(self._backend, request, index, self._tokenizer, rules)
+            for index, request in enumerate(requests)
+        ]
+        options = body.stream_options
+        envelope = Envelope(
+            response_id=response_id,
+            created=int(time.time()),
+            model=body.model,
+            prompt_lengths=tuple(len(prompt.token_ids) for prompt in prompts),
+            num_choices=len(choices),
+            include_usage=options is not None and bool(options.include_usage),
+            continuous_usage=options is not None and bool(options.continuous_usage_stats),
+        )
+        return Generation(envelope, shape, recorded(merge(choices), record, envelope))
+
+    def _card(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "kvasir", "parent": None}
+
+
+async def _rejoined(first: ChoiceDelta, rest: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[ChoiceDelta, None]:
+    yield first
+    async for delta in rest:
+        yield delta

@@ -1,0 +1,96 @@
+"""Errors as OpenAI's clients expect them: {"error": {"message", "type", "param", "code"}} and a status they know."""
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from kvasir.common.errors import (
+    DeadlineExceeded,
+    Draining,
+    EngineDead,
+    InvalidRequest,
+    KVTransferError,
+    NodeUnavailable,
+    NumericalError,
+    Overloaded,
+    ServingError,
+)
+
+log = logging.getLogger(__name__)
+
+# Status, type, code. Looked up along the class order, so that a subclass is never lost.
+STATUS: dict[type[ServingError], tuple[int, str, str | None]] = {
+    InvalidRequest: (400, "invalid_request_error", None),
+    Overloaded: (503, "service_unavailable", "overloaded"),
+    Draining: (503, "service_unavailable", "draining"),
+    DeadlineExceeded: (504, "timeout", "deadline_exceeded"),
+    NodeUnavailable: (503, "service_unavailable", "no_node_available"),
+    KVTransferError: (503, "service_unavailable", "transfer_failed"),
+    NumericalError: (500, "server_error", "numerical_error"),
+    EngineDead: (503, "service_unavailable", "engine_dead"),
+    ServingError: (500, "server_error", None),
+}
+
+
+class HttpError(Exception):
+    """A fault in the request that is not about its fields: key, route, method, size."""
+
+    def __init__(
+        self, status: int, message: str, code: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.headers = dict(headers or {})
+
+
+class ModelNotFound(InvalidRequest):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the model '{name}' does not exist", "model", "model_not_found")
+
+
+def error_body(error: Exception) -> dict[str, Any]:
+    """Says nothing about the inside where the error is none that we know."""
+    if isinstance(error, HttpError):
+        return _body(str(error), "invalid_request_error", None, error.code)
+    if isinstance(error, ServingError):
+        _, kind, code = _entry(error)
+        if isinstance(error, InvalidRequest):
+            return _body(str(error), kind, error.param, error.code)
+        return _body(str(error), kind, None, code)
+    return _body("the server failed; the request id leads to its log", "server_error", None, "internal_error")
+
+
+def status_of(error: Exception) -> int:
+    if isinstance(error, HttpError):
+        return error.status
+    if isinstance(error, ModelNotFound):
+        return 404
+    return _entry(error)[0] if isinstance(error, ServingError) else 500
+
+
+def error_response(error: Exception) -> Response:
+    status = status_of(error)
+    if status == 500:
+        log.error("a request failed: %r", error, exc_info=error)
+    headers = error.headers if isinstance(error, HttpError) else {}
+    if status == 503:
+        retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else 1.0
+        headers = {"retry-after": str(max(1, math.ceil(retry_after_s)))}
+    return json_response(error_body(error), status, headers)
+
+
+def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(content), status, dict(headers or {}), media_type="application/json")
+
+
+def _entry(error: ServingError) -> tuple[int, str, str | None]:
+    return next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
+
+
+def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -1,0 +1,103 @@
+"""The choices of one answer as they come: text, tokens and logprobs, whatever shape they are then sent in."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import cast
+
+from kvasir.common.errors import NodeUnavailable
+from kvasir.router.text.text_stream import TextRules, TextStream
+from kvasir.router.text.tokenizer import TextTokenizer
+from kvasir.router.types import Backend, PositionLogprobs, RoutedRequest, TokenDelta
+
+_MAX_PENDING = 64  # deltas of all choices together that nobody has taken yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceDelta:
+    """What is new of one choice. `token_ids` are all that were generated, whether they have text or not."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[PositionLogprobs, ...]
+    finish_reason: str | None
+    num_cached_tokens: int | None
+
+
+async def generate_choice(
+    backend: Backend, request: RoutedRequest, index: int, tokenizer: TextTokenizer, rules: TextRules
+) -> AsyncGenerator[ChoiceDelta, None]:
+    """Ends with the delta that has a finish reason, or raises. A stop string cancels the generation before that."""
+    text = TextStream(tokenizer, rules)
+    final: ChoiceDelta | None = None
+    tokens = cast(AsyncGenerator[TokenDelta, None], backend.generate(request))
+    async with aclosing(tokens) as deltas:
+        async for delta in deltas:
+            choice_delta = _read(delta, text, index)
+            if choice_delta.finish_reason is None:
+                yield choice_delta
+                continue
+            final = choice_delta
+            if text.is_stopped:
+                break  # else the generation comes to its own end
+    if final is None:
+        raise NodeUnavailable("the generation broke off")
+    yield final
+
+
+def _read(delta: TokenDelta, text: TextStream, index: int) -> ChoiceDelta:
+    num_before = text.num_tokens
+    shown = text.push(delta.token_ids, ended_by_token=delta.finish_reason == "stop")
+    num_taken = text.num_tokens - num_before
+    if text.is_stopped:
+        finish_reason: str | None = "stop"
+    else:
+        finish_reason = delta.finish_reason
+        shown += text.flush() if finish_reason else ""
+    return ChoiceDelta(
+        index=index,
+        text=shown,
+        token_ids=delta.token_ids[:num_taken],
+        logprobs=delta.logprobs[:num_taken],
+        finish_reason=finish_reason,
+        num_cached_tokens=delta.num_cached_tokens,
+    )
+
+
+async def merge(choices: Sequence[AsyncGenerator[ChoiceDelta, None]]) -> AsyncGenerator[ChoiceDelta, None]:
+    """The deltas of all choices as they come. If one choice fails, so does the whole answer."""
+    if len(choices) == 1:
+        async with aclosing(choices[0]) as deltas:
+            async for delta in deltas:
+                yield delta
+        return
+    pending: asyncio.Queue[ChoiceDelta | Exception | None] = asyncio.Queue(_MAX_PENDING)
+    tasks = [asyncio.create_task(_forward(choice, pending)) for choice in choices]
+    num_open = len(tasks)
+    try:
+        while num_open:
+            item = await pending.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                num_open -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _forward(
+    choice: AsyncGenerator[ChoiceDelta, None], pending: asyncio.Queue[ChoiceDelta | Exception | None]
+) -> None:
+    try:
+        async with aclosing(choice) as deltas:
+            async for delta in deltas:
+                await pending.put(delta)
+        await pending.put(None)
+    except Exception as error:
+        await pending.put(error)

@@ -1,0 +1,115 @@
+"""What a client may send, field by field. `null` for an optional field means that it is absent.
+
+Types are strict: "5" is no number and true is no integer. What depends on the model or on other fields (token ids,
+lengths) is checked where it is used.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_INT32_MAX = 2**31 - 1
+TokenIds = list[Annotated[int, Field(ge=0, le=_INT32_MAX)]]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+MAX_CHOICES = 128  # in one request, over all its prompts
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", protected_namespaces=())
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationBody(Body):
+    """What completions and chat completions share."""
+
+    model: str
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=_INT32_MAX)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_INT32_MAX)] | None = None
+    min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[Finite, Field(ge=0.01, le=100)] | None = None
+    logit_bias: dict[str, Annotated[Finite, Field(ge=-100, le=100)]] | None = None
+    allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
+    bad_words: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=1000)] | None = None
+
+    stop: Any = None  # a string or a list of them
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=_INT32_MAX)] | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=_INT32_MAX)] | None = None
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def default_max_tokens(self) -> int | None:
+        """None: as many as fit."""
+        return None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives beside the sampled token; None: no logprobs at all."""
+        return None
+
+
+class CompletionBody(GenerationBody):
+    prompt: Any = None  # a string, token ids, or a list of either
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def default_max_tokens(self) -> int:
+        return 16  # OpenAI's
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Any = None  # a string or a list of parts
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: Any = None
+
+
+class ChatBody(GenerationBody):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=_INT32_MAX)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None

@@ -1,0 +1,77 @@
+"""Bytes to a request body, or an InvalidRequest that names the field at fault."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import ValidationError
+
+from kvasir.common.errors import InvalidRequest
+from kvasir.router.openai.models import Body
+
+B = TypeVar("B", bound=Body)
+
+# They change nothing here, as at OpenAI's own servers for most models.
+ACCEPTED = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+    | {"parallel_tool_calls", "reasoning_effort", "verbosity", "spaces_between_special_tokens"}
+)
+
+# What would change the answer but cannot be had here, and which values of it ask for nothing.
+_ONLY_IF_EMPTY = (
+    *("tools", "functions", "suffix", "use_beam_search", "structured_outputs", "documents", "audio", "prompt_embeds"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "prompt_logprobs", "truncate_prompt_tokens"),
+    *("logits_processors", "chat_template"),  # a template is a program: the operator's alone
+)
+UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(_ONLY_IF_EMPTY, lambda value: not value),
+    **dict.fromkeys(["tool_choice", "function_call"], lambda value: value in ("none", "auto")),
+    **dict.fromkeys(["best_of", "length_penalty"], lambda value: value == 1),
+    "response_format": lambda value: isinstance(value, dict) and value.get("type") == "text",
+    "modalities": lambda value: value == ["text"],
+}
+
+
+def parse_body(data: bytes, kind: type[B]) -> tuple[B, int]:
+    """The body, and how many fields of it nobody knows; those are ignored, as OpenAI's servers do."""
+    fields = _json_object(data)
+    for name, asks_for_nothing in UNSUPPORTED.items():
+        if fields.get(name) is not None and not asks_for_nothing(fields[name]):
+            raise InvalidRequest(f"'{name}' is not supported yet", name, "unsupported_parameter")
+    num_unknown = len(fields.keys() - kind.model_fields.keys() - ACCEPTED - UNSUPPORTED.keys())
+    try:
+        return kind.model_validate(fields), num_unknown
+    except ValidationError as error:
+        raise _first_problem(error) from None
+
+
+def _json_object(data: bytes) -> dict[str, Any]:
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"the request body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest("the request body must be a JSON object", code="invalid_json")
+    return value
+
+
+def _first_problem(error: ValidationError) -> InvalidRequest:
+    problem = error.errors(include_url=False, include_context=False)[0]
+    param = path_of(problem["loc"])
+    if problem["type"] == "missing":
+        return InvalidRequest(f"you must provide '{param}'", param, "missing_required_parameter")
+    message = f"invalid '{param}': {problem['msg']}, got {_shown(problem['input'])}"
+    return InvalidRequest(message, param, "invalid_value")
+
+
+def path_of(location: tuple[int | str, ...]) -> str:
+    """('messages', 0, 'role') -> 'messages[0].role'"""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return path.removeprefix(".")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."

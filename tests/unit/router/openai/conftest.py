@@ -1,0 +1,104 @@
+"""The HTTP half in a real server on a free port, over a scripted dispatching half."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import httpx
+import openai
+import pytest
+
+from kvasir.common.metrics import Metrics
+from kvasir.router.app import create_app
+from kvasir.router.auth import ApiKeys
+from kvasir.router.http_server import running_http_server
+from kvasir.router.metrics import RouterMetrics
+from kvasir.router.openai.api import OpenAIApi
+from kvasir.router.text.chat_template import ChatTemplate
+from kvasir.router.types import ClusterLimits, RoutedRequest
+from tests.fake_dispatcher import FakeDispatcher, Step, play
+from tests.tokenizers import SPECIAL_TOKENS, byte_level
+
+TOKENIZER = byte_level()
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "<{{ message.role }}>{{ message.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+[EOS] = TOKENIZER.eos_token_ids
+[END] = TOKENIZER.encode("<|end|>", add_special_tokens=False)
+LIMITS = ClusterLimits(
+    model_name="m", max_model_len=200, vocab_size=300, eos_token_ids=frozenset({END}), max_prompt_tokens=150
+)
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+class Router:
+    """A running router, and the ways to ask it."""
+
+    def __init__(self, port: int, dispatcher: FakeDispatcher, key: str) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self.port = port
+        self.dispatcher = dispatcher
+        self.key = key
+        self.http = httpx.AsyncClient(base_url=self.url, timeout=20, headers={"authorization": f"Bearer {key}"})
+        self.openai = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20)
+
+    async def post(self, path: str, **body: object) -> httpx.Response:
+        return await self.http.post(path, json={"model": "m", **body})
+
+    async def complete(self, **body: object) -> httpx.Response:
+        return await self.post("/v1/completions", **{"prompt": "p", **body})
+
+    async def chat(self, content: str = "hi", **body: object) -> httpx.Response:
+        return await self.post("/v1/chat/completions", **{"messages": [{"role": "user", "content": content}], **body})
+
+    async def metric(self, name: str) -> float:
+        """The sum over all labels that `name` leaves open."""
+        text = (await self.http.get("/metrics")).text
+        samples = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith(name)]
+        return sum(float(value) for _, value in samples)
+
+
+@asynccontextmanager
+async def running_router(
+    script: Callable[[RoutedRequest], Sequence[Step]],
+    *,
+    api_keys: Sequence[str] = (),
+    limits: ClusterLimits = LIMITS,
+    max_request_bytes: int = 1 << 20,
+) -> AsyncIterator[Router]:
+    dispatcher = FakeDispatcher(limits, script)
+    metrics = Metrics({"model_name": "m"})
+    router_metrics = RouterMetrics(metrics)
+    api = OpenAIApi(
+        dispatcher,
+        TOKENIZER,
+        ChatTemplate(TEMPLATE, SPECIAL_TOKENS),
+        router_metrics,
+        model_names=["m", "org/m"],
+        max_request_bytes=max_request_bytes,
+        max_logprobs=5,
+    )
+    app = create_app(api, dispatcher, ApiKeys(api_keys), metrics, router_metrics)
+    async with running_http_server(app, "127.0.0.1", 0, grace_s=1) as server:
+        router = Router(server.port, dispatcher, api_keys[0] if api_keys else "none")
+        try:
+            yield router
+        finally:
+            await router.http.aclose()
+            await router.openai.close()
+
+
+def saying(text: str, **options: object) -> Callable[[RoutedRequest], Sequence[Step]]:
+    """A script: the text, and then the end token."""
+    return lambda request: play([*ids(text), END], request, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def router() -> AsyncIterator[Router]:
+    """It always answers `hello wörld`."""
+    async with running_router(saying("hello wörld")) as router:
+        yield router
