@@ -2,6 +2,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp.test_utils import TestServer
+
 from tests.unit.bench.scripted_server import ScriptedServer
 
 

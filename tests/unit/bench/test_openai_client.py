@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Callable
 
 import aiohttp
 import pytest
-from tests.unit.bench.scripted_server import WORDS, ScriptedServer
 
 from kvasir.bench.openai_client import Endpoint, Outcome, ask, first_model
 from kvasir.bench.workload import Prompt
+from tests.unit.bench.scripted_server import WORDS, ScriptedServer
 
 PROMPT = Prompt(content="What is the answer?", num_output_tokens=7)
 

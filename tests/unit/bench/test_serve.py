@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.bench.scripted_server import WORDS, ScriptedServer
 
 from kvasir.bench.serve import default_filename, main
+from tests.unit.bench.scripted_server import WORDS, ScriptedServer
 
 TOTALS = {"completed": 8, "failed": 0, "total_input_tokens": 88, "total_output_tokens": 56}
 VLLM_KEYS = {
