@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvasir.common.errors import KVTransferError
 from kvasir.engine.types import BlockId
 from kvasir.kv_connector.base import BlockKey, BlockMemory, Frame, KVConnector, StoreConnector, Ticket, TransferId
 from kvasir.kv_connector.header import BlockHeader, checksum_of, max_payload_bytes, pack, store_key
@@ -18,6 +19,8 @@ from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.store_guard import StoreGuard
 
 log = logging.getLogger(__name__)
+
+_STORE_GRACE_S = 1.0  # beyond its time, for a store to let go of what it reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +63,11 @@ class KVSender:
         self._expiry = asyncio.create_task(self._expire())
 
     async def close(self) -> None:
-        """Closes the connector too; all blocks have been given back when this returns."""
+        """Closes the connector too. All blocks have been given back after it, but those that a store hangs on."""
         if self._expiry is not None:
             self._expiry.cancel()
-        await asyncio.gather(*self._stores, return_exceptions=True)
+        if self._stores:
+            await asyncio.wait(self._stores, timeout=_STORE_GRACE_S)
         for transfer_id in self._leases.all_transfers():
             self.abort(transfer_id)
         await self._connector.close()
@@ -78,11 +82,17 @@ class KVSender:
             leased = [LeasedBlock(block.key, block.block_id, block.num_tokens) for block in blocks]
             self._give_back(self._leases.grant(ticket.transfer_id, leased))
             return
-        # Shielded: a caller that is cancelled must not free blocks that the store is still reading.
+        # A task of its own: neither a caller that is cancelled nor a store that hangs may free blocks that are
+        # still being read, and neither may a store that hangs keep the caller.
         store = asyncio.create_task(self._store_and_give_back(self._connector, blocks))
         self._stores.add(store)
         store.add_done_callback(self._stores.discard)
-        await asyncio.shield(store)
+        store.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if only by us
+        await asyncio.wait({store}, timeout=self._allowance_s(len(blocks)) + _STORE_GRACE_S)
+        if not store.done():
+            self._guard.failed("it hangs")
+            raise KVTransferError(f"{self._connector.name} hangs; {len(blocks)} blocks wait for it")
+        store.result()
 
     def commit(self, transfer_id: TransferId) -> None:
         """All blocks of the transfer are published."""
@@ -142,9 +152,8 @@ class KVSender:
     async def _store(self, store: StoreConnector, blocks: Sequence[OutgoingBlock]) -> None:
         layout = self._memory.layout
         keys = [store_key(block.key, layout) for block in blocks]
-        allowance_s = self._settings.transfer_allowance_s(len(blocks) * layout.bytes_per_block)
         with self._guard.attempt():
-            async with asyncio.timeout(allowance_s):
+            async with asyncio.timeout(self._allowance_s(len(blocks))):
                 stored = await store.contains(keys)
                 frames = []
                 for key, block, is_stored in zip(keys, blocks, stored, strict=True):
@@ -156,6 +165,9 @@ class KVSender:
         self.metrics.blocks_already_stored += len(blocks) - len(frames)
         self.metrics.blocks_stored += len(frames)
         self.metrics.bytes_stored += sum(frame.payload.nbytes for _, frame in frames)
+
+    def _allowance_s(self, num_blocks: int) -> float:
+        return self._settings.transfer_allowance_s(num_blocks * self._memory.layout.bytes_per_block)
 
     async def _expire(self) -> None:
         while True:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from kvasir.kv_connector.conformance import *  # noqa: F403  (its tests, and all of them)
+from kvasir.kv_connector.conformance import *  # noqa: F403  (its tests, all of them)
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.testing import Connect, pairs_of
 
 
-@pytest.fixture(params=["memory", "tcp"])
-def connect(request: pytest.FixtureRequest) -> Connect:
-    return pairs_of(ConnectorSettings(name=request.param, secret="a secret of the tests"))
+@pytest.fixture
+def connect(settings: ConnectorSettings) -> Connect:
+    return pairs_of(settings)
