@@ -203,7 +203,8 @@ class Attempt:
 
     def _next_tokens(self, decode: Leg, tokens: wire.Tokens) -> TokenDelta:
         self._decode_has_spoken = True
-        self._life.mark(Mark.DECODE_START)
+        if self._life.output_token_ids:
+            self._life.mark(Mark.DECODE_START)
         decode.has_ended = tokens.finish_reason is not None
         delta = self._take(decode, tokens)
         decode.reservation.queued_at_most(0)

@@ -71,9 +71,13 @@ class Dispatcher:
         return self._last_limits
 
     async def generate(self, request: RoutedRequest) -> AsyncGenerator[TokenDelta]:
-        """See `types.Backend`. Sequences of one prompt are requests of their own, which share its cached prefix."""
-        sequences = [self._sequence(request, index) for index in range(request.num_sequences)]
-        async with aclosing(sequences[0] if len(sequences) == 1 else merge(sequences)) as deltas:
+        """See `types.Backend`. Sequences of one prompt are requests of their own, which share its cached prefix.
+
+        Each lives in a task of its own: what nodes say is acted on at once, however slowly the client reads.
+        """
+        async with aclosing(
+            merge([self._sequence(request, index) for index in range(request.num_sequences)])
+        ) as deltas:
             async for delta in deltas:
                 yield delta
 
@@ -92,7 +96,7 @@ class Dispatcher:
                     life.note_failure(failure.error)
                     attempt = self._attempt(life)
                     continue
-                self._metrics.delivered(len(delta.token_ids), life.since_last_s)
+                self._metrics.delivered(len(delta.token_ids))
                 if delta.finish_reason is not None:
                     attempt.close()  # not when the client comes back for more, but now
                     outcome = delta.finish_reason

@@ -1,8 +1,9 @@
-"""What the dispatching half counts; everything a client waits for, seen from the router."""
+"""What the dispatching half counts: attempts, nodes, and the phases of a request. What a client sees of a request, from
+end to end, is in `metrics.py`."""
 
 from collections.abc import Callable, Iterator
 
-from kvasir.common.metrics import ITL_BUCKETS_S, LATENCY_BUCKETS_S, TOKEN_BUCKETS, TTFT_BUCKETS_S, Metrics, Sample
+from kvasir.common.metrics import ITL_BUCKETS_S, LATENCY_BUCKETS_S, Metrics, Sample
 from kvasir.router.life import Life, Mark
 from kvasir.router.nodes import Role
 from kvasir.router.pool import NodePool
@@ -16,14 +17,8 @@ class DispatchMetrics:
         self.nodes_joined = counter("kvasir:nodes_joined", "Nodes that joined.", ["role"])
         self.nodes_lost = counter("kvasir:nodes_lost", "Sessions with nodes that ended.", ["role"])
         self.canaries = counter("kvasir:canaries", "Canary generations, by result.", ["result"])
-        self._finished = counter("vllm:request_success", "Requests that ended, by how.", ["finished_reason"])
-        self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of finished requests.")
-        self._generation_tokens = counter("vllm:generation_tokens", "Tokens sent to clients.")
-        self._num_prompt_tokens = histogram("vllm:request_prompt_tokens", "Prompt tokens a request.", TOKEN_BUCKETS)
-        self._num_generated = histogram("vllm:request_generation_tokens", "Generated tokens a request.", TOKEN_BUCKETS)
-        self._ttft_s = histogram("vllm:time_to_first_token_seconds", "Received to first token.", TTFT_BUCKETS_S)
-        self._itl_s = histogram("vllm:inter_token_latency_seconds", "Between two deliveries of tokens.", ITL_BUCKETS_S)
-        self._e2e_s = histogram("vllm:e2e_request_latency_seconds", "Received to finished.", LATENCY_BUCKETS_S)
+        self._finished = counter("kvasir:dispatch_requests", "Sequences that left the dispatcher, by how.", ["outcome"])
+        self._tokens = counter("kvasir:dispatch_tokens", "Tokens that nodes gave; the canary's and cut off ones too.")
         self._queue_s = histogram("vllm:request_queue_time_seconds", "Received to dispatched.", LATENCY_BUCKETS_S)
         self._prefill_s = histogram(
             "vllm:request_prefill_time_seconds", "Dispatched to first token.", LATENCY_BUCKETS_S
@@ -33,24 +28,17 @@ class DispatchMetrics:
         )
         self._decode_s = histogram("vllm:request_decode_time_seconds", "First token to finished.", LATENCY_BUCKETS_S)
 
-    def delivered(self, num_tokens: int, since_last_s: float | None) -> None:
-        self._generation_tokens(num_tokens)
-        if since_last_s is not None:
-            self._itl_s(since_last_s)
+    def delivered(self, num_tokens: int) -> None:
+        self._tokens(num_tokens)
 
     def finished(self, life: Life, reason: str) -> None:
         """Once for each request that got in, however it ended."""
-        self._finished(finished_reason=reason)
-        self._prompt_tokens(len(life.request.prompt_token_ids))
-        self._num_prompt_tokens(len(life.request.prompt_token_ids))
-        self._num_generated(len(life.output_token_ids))
+        self._finished(outcome=reason)
         for record, start, end in (
             (self._queue_s, Mark.RECEIVED, Mark.DISPATCHED),
-            (self._ttft_s, Mark.RECEIVED, Mark.FIRST_TOKEN),
             (self._prefill_s, Mark.DISPATCHED, Mark.FIRST_TOKEN),
             (self._second_s, Mark.FIRST_TOKEN, Mark.DECODE_START),
             (self._decode_s, Mark.FIRST_TOKEN, Mark.FINISHED),
-            (self._e2e_s, Mark.RECEIVED, Mark.FINISHED),
         ):
             elapsed_s = life.between_s(start, end)
             if elapsed_s is not None:

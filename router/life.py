@@ -16,7 +16,7 @@ class Mark(Enum):
     RECEIVED = "received"
     DISPATCHED = "dispatched"  # a decode node with room, and a prefill node, had been found
     FIRST_TOKEN = "first_token"
-    DECODE_START = "decode_start"  # the first token that the decode node made
+    DECODE_START = "decode_start"  # the second token: the blocks had come over
     FINISHED = "finished"
 
 
@@ -31,8 +31,6 @@ class Life:
         self.output_token_ids: list[int] = []
         self.finish_reason: str | None = None
         self.marks: dict[Mark, float] = {}
-        self.since_last_s: float | None = None  # between the last two deliveries of tokens
-        self._last_delivery_s: float | None = None
         self._max_failures = max_failures
         self._num_failures = 0
         self.mark(Mark.RECEIVED)
@@ -68,10 +66,8 @@ class Life:
         num_cached_tokens: int,
     ) -> TokenDelta:
         """Book new tokens; what is said once is said with the first."""
-        is_first = self._last_delivery_s is None
-        now = self.mark(Mark.FIRST_TOKEN)
-        self.since_last_s = None if self._last_delivery_s is None else now - self._last_delivery_s
-        self._last_delivery_s = now
+        is_first = Mark.FIRST_TOKEN not in self.marks
+        self.mark(Mark.FIRST_TOKEN)
         self.output_token_ids.extend(token_ids)
         self.finish_reason = finish_reason
         return TokenDelta(
@@ -92,11 +88,9 @@ class Life:
         if self._num_failures >= self._max_failures:
             raise NodeUnavailable(f"gave up after {self._num_failures} failures; the last: {error}") from error
 
-    def mark(self, mark: Mark) -> float:
-        """Now; for the trail the first time counts."""
-        now = asyncio.get_running_loop().time()
-        self.marks.setdefault(mark, now)
-        return now
+    def mark(self, mark: Mark) -> None:
+        """The first time counts."""
+        self.marks.setdefault(mark, asyncio.get_running_loop().time())
 
     def between_s(self, start: Mark, end: Mark) -> float | None:
         if start not in self.marks or end not in self.marks:

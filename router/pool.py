@@ -17,7 +17,7 @@ from kvasir.router.session import NodeSession
 
 
 class Reservation:
-    """What one request takes on one node. Given back exactly once, by `release`."""
+    """What one request takes on one node. Given back exactly once, by `release`; nothing counts after that."""
 
     def __init__(self, node: Node, num_tokens: int, num_queued_tokens: int) -> None:
         self.node = node
@@ -29,22 +29,26 @@ class Reservation:
         node.num_tokens_sent += num_queued_tokens
 
     def grow_to(self, num_tokens: int) -> None:
-        num_blocks = num_blocks_for(num_tokens, self.node.info.block_size)
-        self.node.num_blocks_reserved += num_blocks - self.num_blocks
-        self.num_blocks = num_blocks
+        self._set(num_blocks_for(num_tokens, self.node.info.block_size), self.num_queued_tokens)
 
     def queued_at_most(self, num_tokens: int) -> None:
         """No more than so many of its prompt tokens are still to be computed."""
-        num_tokens = max(0, min(num_tokens, self.num_queued_tokens))
-        self.node.num_tokens_sent += num_tokens - self.num_queued_tokens
-        self.num_queued_tokens = num_tokens
+        if num_tokens < self.num_queued_tokens:
+            self._set(self.num_blocks, max(0, num_tokens))
+            self.node.changed()
 
     def release(self) -> None:
         if self in self.node.reservations:
+            self._set(0, 0)
             self.node.reservations.remove(self)
-            self.node.num_blocks_reserved -= self.num_blocks
-            self.node.num_tokens_sent -= self.num_queued_tokens
             self.node.changed()
+
+    def _set(self, num_blocks: int, num_queued_tokens: int) -> None:
+        if self in self.node.reservations:
+            self.node.num_blocks_reserved += num_blocks - self.num_blocks
+            self.node.num_tokens_sent += num_queued_tokens - self.num_queued_tokens
+            self.num_blocks = num_blocks
+            self.num_queued_tokens = num_queued_tokens
 
 
 class Node:

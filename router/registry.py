@@ -113,6 +113,7 @@ class Registry:
             try:
                 node = self._pool.add(info, session, await session.open())
                 session.on_heartbeat = lambda load, draining: node.report(load, is_draining=draining)
+                session.on_lost = lambda: self._pool.remove(node)  # before its requests look for another
                 self._metrics.nodes_joined(role=role.value)
                 log.info("%s node %s joined (%s)", role.value, address, info.model_name)
                 try:

@@ -50,11 +50,12 @@ def node_stub(role: Role, channel: grpc.aio.Channel) -> Any:
 
 
 class NodeSession:
-    """`on_heartbeat` may be set at any time; it hears (load, draining)."""
+    """`on_heartbeat` hears (load, draining); `on_lost` is called before the requests are told."""
 
     def __init__(self, info: NodeInfo, channel: grpc.aio.Channel, settings: SessionSettings) -> None:
         self.info = info
         self.on_heartbeat: Callable[[NodeLoad, bool], None] = lambda load, draining: None
+        self.on_lost: Callable[[], None] = lambda: None
         self._stub = node_stub(info.role, channel)
         self._settings = settings
         self._session_id = f"{settings.router_id}/{uuid.uuid4().hex}"
@@ -243,6 +244,7 @@ class NodeSession:
                 task.cancel()
         self._unconfirmed.clear()
         self._to_write.clear()
+        self.on_lost()
         for sink in list(self._sinks.values()):
             sink(wire.Failed(self._loss()))
 

@@ -414,8 +414,8 @@ class FakeNode:
             if not self.fabric.can_fetch(transfer_id, num_fetched):
                 break
             num_fetched += 1
+            self.num_blocks_fetched += 1
         num_missing = max(0, num_tokens - num_fetched * self.behaviour.block_size)
-        self.num_blocks_fetched += num_fetched
         self.num_tokens_recomputed += num_missing
         report = common_pb2.TransferReport(
             handle=request.handle, num_blocks_fetched=num_fetched, num_tokens_recomputed=num_missing

@@ -99,7 +99,7 @@ async def test_deadline_ends_a_request_everywhere() -> None:
         with pytest.raises(DeadlineExceeded):
             await collect(cluster.dispatcher.generate(a_request(max_tokens=3000, deadline_s=0.3)))
         await cluster.settle()
-        assert cluster.metric("vllm:request_success_total", finished_reason="DeadlineExceeded") == 1
+        assert cluster.metric("kvasir:dispatch_requests_total", outcome="DeadlineExceeded") == 1
 
 
 async def test_without_a_decode_node_nothing_is_promised() -> None:
