@@ -1,0 +1,194 @@
+"""A decode node: reserves a prompt's blocks or says no, fetches its KV, and generates from the second token on.
+
+    StartDecode --> room? --> engine: admitted, blocks reserved --> fetch what is not cached, as it is published
+    ContinueDecode (first token) ----------------------------------+
+                                                                   +--> all landed or given up: joins the batch
+
+Blocks that do not come are computed here, as any other uncomputed tokens.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvasir.common.errors import InvalidRequest, Overloaded
+from kvasir.common.hashing import block_hashes, root_hash, transfer_key
+from kvasir.common.tokens import unpack_tokens
+from kvasir.engine import wire
+from kvasir.engine.types import Admitted, ComputedBlocks, FinishReason, num_blocks_for
+from kvasir.kv_connector.base import BlockKey, Ticket
+from kvasir.kv_connector.incoming import IncomingTransfer, TransferResult, WantedBlock
+from kvasir.kv_connector.wire import ticket_from_proto
+from kvasir.node.in_flight import InFlight
+from kvasir.node.node import Node
+from kvasir.node.outbox import Outbox
+from kvasir.node.parts import NodeParts
+from kvasir.node.session import Session
+from kvasir.proto import common_pb2, decode_pb2
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_POLL_S = 0.05
+
+
+@dataclass(eq=False, kw_only=True)
+class DecodeRequest(InFlight):
+    ticket: Ticket | None = None  # None: the prompt is computed here
+    transfer: IncomingTransfer | None = None  # from admission on
+    num_published: int = 0  # what the sender's progress said before that
+    is_committed: bool = False
+    aborted_because: str | None = None
+    patience: asyncio.TimerHandle | None = None
+
+
+class DecodeNode(Node[DecodeRequest]):
+    role = common_pb2.ROLE_DECODE
+
+    def __init__(self, parts: NodeParts, admission_timeout_s: float) -> None:
+        self._admission_timeout_s = admission_timeout_s
+        super().__init__(parts)
+
+    def actions(self) -> dict[str, Callable[[Session, Any], None]]:
+        return {
+            "start": self._start,
+            "continue_decode": self._continue,
+            "progress": self._progress,
+            "abort_transfer": self._abort_transfer,
+        }
+
+    # --- commands --------------------------------------------------------------------------------------------------
+
+    def _start(self, session: Session, message: decode_pb2.StartDecode) -> None:
+        self.check_open()
+        self._check_room(message.request)
+        ticket = ticket_from_proto(message.ticket) if message.HasField("ticket") else None
+        awaits = {"continue"} if ticket is None else {"blocks", "continue"}
+        entry = self.in_flight.begin(DecodeRequest, session, message.handle, message.request, awaits=awaits)
+        entry.ticket = ticket
+        self.engine.submit(entry.request)
+        self._be_patient(entry, self.engine.step, time.monotonic() + self._admission_timeout_s)
+
+    def _check_room(self, message: common_pb2.GenerationRequest) -> None:
+        """Say no at once where waiting would be in vain: by the last step's numbers, and what was accepted since."""
+        stats, block_size = self.engine.stats(), self.limits.block_size
+        newcomers = [entry.request.num_tokens for entry in self.in_flight if not entry.is_admitted]
+        newcomers.append((len(message.prompt_token_ids) + sum(map(len, message.output_token_ids))) // 4)
+        if stats.num_running + stats.num_loading + len(newcomers) > self.limits.max_num_seqs:
+            raise Overloaded(f"all {self.limits.max_num_seqs} seats are taken or promised")
+        num_wanted = sum(num_blocks_for(num_tokens, block_size) for num_tokens in newcomers)
+        if num_wanted > stats.num_free_blocks and stats.num_free_blocks < stats.num_total_blocks:
+            raise Overloaded(f"newcomers want {num_wanted} blocks, {stats.num_free_blocks} are free")
+
+    def _be_patient(self, entry: DecodeRequest, step: int, deadline_s: float) -> None:
+        """Where that was too hopeful: say no if the engine has scheduled since `step` and not admitted it."""
+        if entry.is_admitted:
+            return
+        num_steps = self.engine.step - step
+        had_its_chance = num_steps >= 2 or (num_steps == 1 and self.engine.age_s == 0)
+        if had_its_chance or time.monotonic() >= deadline_s:
+            self.in_flight.fail(entry, Overloaded("no room for it now"))
+            return
+        loop = asyncio.get_running_loop()
+        entry.patience = loop.call_later(_PATIENCE_POLL_S, self._be_patient, entry, step, deadline_s)
+
+    def _continue(self, session: Session, message: decode_pb2.ContinueDecode) -> None:
+        entry = self.in_flight.find(session, message.handle)
+        if entry is None:
+            return  # it has ended meanwhile
+        if len(message.first) > 1 or any(first.sequence for first in message.first):
+            raise InvalidRequest("this node generates one sequence a request", "n")
+        token_ids = unpack_tokens(message.first[0].token_ids) if message.first else ()
+        if token_ids and max(token_ids) >= self.parts.vocab_size:
+            raise InvalidRequest(f"token id {max(token_ids)} is outside of the vocabulary")
+        self.engine.continue_with(entry.request_id, token_ids)
+
+    def _progress(self, session: Session, message: decode_pb2.ReportProgress) -> None:
+        entry = self.in_flight.find(session, message.progress.handle)
+        if entry is None:
+            return
+        entry.num_published = max(entry.num_published, message.progress.num_blocks)
+        entry.is_committed |= message.progress.committed
+        if entry.transfer is not None:
+            entry.transfer.progress(entry.num_published, entry.is_committed)
+
+    def _abort_transfer(self, session: Session, message: decode_pb2.AbortTransfer) -> None:
+        entry = self.in_flight.find(session, message.handle)
+        if entry is None:
+            return
+        entry.aborted_because = message.reason or "the sender is gone"
+        if entry.transfer is not None:
+            entry.transfer.abort(entry.aborted_because)
+
+    # --- what the engine says --------------------------------------------------------------------------------------
+
+    def on_admitted(self, entry: DecodeRequest, admitted: Admitted, outbox: Outbox) -> None:
+        if entry.patience is not None:
+            entry.patience.cancel()
+        outbox.to(entry.session).admitted.append(wire.admitted_to_proto(admitted))
+        if entry.ticket is None:
+            return
+        wanted = self._wanted(entry.ticket, admitted)
+        entry.transfer = self.receiver.start(
+            entry.ticket, wanted, lambda index: self.engine.block_loaded(entry.request_id, index)
+        )
+        entry.transfer.progress(entry.num_published, entry.is_committed)
+        if entry.aborted_because is not None:
+            entry.transfer.abort(entry.aborted_because)
+        self.spawn(self._finish_transfer(entry, entry.transfer, admitted, wanted))
+
+    def on_computed(self, entry: DecodeRequest | None, computed: ComputedBlocks) -> None:
+        """Nothing is handed off here: no request of ours asks for these reports."""
+        self.release_blocks(computed.block_ids)
+
+    def on_end(self, entry: DecodeRequest, reason: FinishReason | None) -> None:
+        if entry.patience is not None:
+            entry.patience.cancel()
+        if entry.transfer is not None:
+            entry.transfer.cancel()
+
+    # --- the prompt's KV -------------------------------------------------------------------------------------------
+
+    def _wanted(self, ticket: Ticket, admitted: Admitted) -> list[WantedBlock]:
+        """Full blocks go by their content; the last, partial one by the ticket."""
+        request, block_size = admitted.request, self.limits.block_size
+        token_ids = request.token_ids[: request.num_tokens_at_arrival]
+        hashes = block_hashes(root_hash(self.parts.kv_identity, request.cache_salt), token_ids, block_size)
+        wanted = []
+        for index in admitted.missing:
+            key = hashes[index] if index < len(hashes) else transfer_key(ticket.transfer_id, index)
+            num_tokens = min(block_size, len(token_ids) - index * block_size)
+            wanted.append(WantedBlock(index, BlockKey(key), admitted.block_table[index], num_tokens))
+        return wanted
+
+    async def _finish_transfer(
+        self, entry: DecodeRequest, transfer: IncomingTransfer, admitted: Admitted, wanted: list[WantedBlock]
+    ) -> None:
+        """However it ends, the engine is told: until then it holds the blocks for the transfer."""
+        try:
+            result = await transfer.done()
+        finally:
+            self.loading_done(entry.request_id)
+        if self.in_flight.get(entry.request_id) is not entry:
+            return
+        entry.session.tell(common_pb2.StepOutput(transfers=[self._report(entry, admitted, wanted, result)]))
+
+    def _report(
+        self, entry: DecodeRequest, admitted: Admitted, wanted: list[WantedBlock], result: TransferResult
+    ) -> common_pb2.TransferReport:
+        missing = set(result.missing)
+        num_recomputed = sum(block.num_tokens for block in wanted if block.index in missing)
+        num_cached = num_blocks_for(admitted.num_cached_tokens, self.limits.block_size)
+        self.metrics.blocks_cached(num_cached)
+        self.metrics.tokens_recomputed(num_recomputed)
+        if missing:
+            log.info("request %s: %d of %d blocks did not come", entry.request_id, len(missing), len(wanted))
+        return common_pb2.TransferReport(
+            handle=entry.handle,
+            num_blocks_fetched=result.num_fetched,
+            num_blocks_cached=num_cached,
+            num_tokens_recomputed=num_recomputed,
+            transfer_s=result.transfer_s,
+        )

@@ -1,0 +1,170 @@
+"""A prefill node: computes prompts, hands their blocks over as they are computed, and samples the first token.
+
+    StartPrefill --> (a store has some of it? load that) --> engine: chunk, chunk, ... first token
+                                                                |      |
+                                                  publish <-----+------+      progress to the router after each
+
+A request ends with its first token; its blocks stay until fetched, released, or their lease ends.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvasir.common.errors import InvalidRequest, KVTransferError, Overloaded
+from kvasir.common.hashing import block_hashes, root_hash
+from kvasir.engine import wire
+from kvasir.engine.types import Admitted, ComputedBlocks, FinishReason
+from kvasir.kv_connector.base import BlockKey
+from kvasir.kv_connector.incoming import IncomingTransfer, WantedBlock
+from kvasir.kv_connector.wire import ticket_from_proto
+from kvasir.node.in_flight import InFlight
+from kvasir.node.node import Node
+from kvasir.node.outbox import Outbox
+from kvasir.node.parts import NodeParts
+from kvasir.node.session import Session
+from kvasir.prefill_node.handoff import Handoff
+from kvasir.proto import common_pb2, prefill_pb2
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, kw_only=True)
+class PrefillRequest(InFlight):
+    handoff: Handoff | None = None
+    stored_keys: list[BlockKey] = field(default_factory=list)  # of leading blocks that the store has
+    loading: IncomingTransfer | None = None
+
+
+class PrefillNode(Node[PrefillRequest]):
+    role = common_pb2.ROLE_PREFILL
+
+    def __init__(self, parts: NodeParts, max_num_queued_tokens: int) -> None:
+        self._max_num_queued_tokens = max_num_queued_tokens
+        self._handoffs: dict[tuple[Session, int], Handoff] = {}
+        super().__init__(parts)
+
+    def actions(self) -> dict[str, Callable[[Session, Any], None]]:
+        return {"start": self._start, "cancel": self._cancel_or_release, "release": self._release}
+
+    @property
+    def num_busy(self) -> int:
+        return super().num_busy + sum(not handoff.is_done for handoff in self._handoffs.values())
+
+    async def close(self) -> None:
+        for session, handle in list(self._handoffs):
+            self._let_go(session, handle)
+        await super().close()
+
+    # --- commands --------------------------------------------------------------------------------------------------
+
+    def _start(self, session: Session, message: prefill_pb2.StartPrefill) -> None:
+        self.check_open()
+        self._check_room(len(message.request.prompt_token_ids) // 4)
+        if message.ticket.connector != self.parts.connector.name:
+            raise InvalidRequest(
+                f"the ticket is for {message.ticket.connector!r}, this node has {self.parts.connector.name!r}"
+            )
+        entry = self.in_flight.begin(PrefillRequest, session, message.handle, message.request, hand_off=True)
+        entry.handoff = Handoff(
+            ticket_from_proto(message.ticket),
+            self.sender,
+            self.release_blocks,
+            lambda num_blocks, committed: self._tell_progress(session, message.handle, num_blocks, committed),
+            self.spawn,
+        )
+        self._handoffs[session, message.handle] = entry.handoff
+        if self.parts.connector.is_store:
+            self.spawn(self._look_up_and_submit(entry))
+        else:
+            self.engine.submit(entry.request)
+
+    def _check_room(self, num_tokens: int) -> None:
+        """A single prompt is always taken, however long: whether it fits is the engine's question."""
+        num_queued = self.engine.stats().num_queued_tokens
+        if num_queued and num_queued + num_tokens > self._max_num_queued_tokens:
+            raise Overloaded(f"{num_queued} prompt tokens wait here; {num_tokens} more are too many")
+
+    def _cancel_or_release(self, session: Session, message: common_pb2.CancelRequest) -> None:
+        self._cancel(session, message)
+        self._let_go(session, message.handle)
+
+    def _release(self, session: Session, message: prefill_pb2.ReleaseTicket) -> None:
+        self._let_go(session, message.handle)
+
+    def _let_go(self, session: Session, handle: int) -> None:
+        handoff = self._handoffs.pop((session, handle), None)
+        if handoff is not None:
+            handoff.abort()
+
+    def _tell_progress(self, session: Session, handle: int, num_blocks: int, committed: bool) -> None:
+        session.tell(common_pb2.StepOutput(progress=[wire.progress_to_proto(handle, num_blocks, committed)]))
+        if committed:  # it is the receiver's now; remember it for as long as its blocks can be here
+            loop = asyncio.get_running_loop()
+            loop.call_later(2 * self.parts.connector_settings.lease_s, self._handoffs.pop, (session, handle), None)
+
+    # --- what the engine says --------------------------------------------------------------------------------------
+
+    def on_admitted(self, entry: PrefillRequest, admitted: Admitted, outbox: Outbox) -> None:
+        if "blocks" in admitted.request.awaits:
+            self.spawn(self._load(entry, admitted))
+        else:
+            outbox.to(entry.session).admitted.append(wire.admitted_to_proto(admitted))
+
+    def on_computed(self, entry: PrefillRequest | None, computed: ComputedBlocks) -> None:
+        if entry is None or entry.handoff is None:
+            self.release_blocks(computed.block_ids)
+        else:
+            entry.handoff.add(computed)
+
+    def on_end(self, entry: PrefillRequest, reason: FinishReason | None) -> None:
+        """Handed off, its blocks are awaited. In all other cases nobody will fetch them."""
+        if entry.loading is not None:
+            entry.loading.cancel()
+        if reason is not FinishReason.HANDED_OFF:
+            self._let_go(entry.session, entry.handle)
+
+    # --- a store that has some of the prompt already ---------------------------------------------------------------
+
+    async def _look_up_and_submit(self, entry: PrefillRequest) -> None:
+        """Only what would have to be computed here is looked up; the last token always is."""
+        try:
+            request, block_size = entry.request, self.limits.block_size
+            root = root_hash(self.parts.kv_identity, request.cache_salt)
+            hashes = block_hashes(root, request.token_ids[: request.num_tokens - 1], block_size)
+            num_cached = self.mirror.num_leading(hashes)
+            keys = [BlockKey(block_hash) for block_hash in hashes]
+            num_stored = await self.receiver.lookup(keys[num_cached:]) if len(keys) > num_cached else 0
+            if self.in_flight.get(entry.request_id) is not entry:
+                return  # it has ended meanwhile
+            if num_stored:
+                entry.stored_keys = keys[: num_cached + num_stored]
+                request.awaits.add("blocks")
+            self.engine.submit(request)
+        except Exception as error:
+            log.exception("request %s could not be submitted", entry.request_id)
+            if self.in_flight.get(entry.request_id) is entry:
+                self.in_flight.fail(entry, error)
+
+    async def _load(self, entry: PrefillRequest, admitted: Admitted) -> None:
+        request_id, block_size = entry.request_id, self.limits.block_size
+        wanted = [
+            WantedBlock(index, entry.stored_keys[index], admitted.block_table[index], block_size)
+            for index in admitted.missing
+            if index < len(entry.stored_keys)
+        ]
+        num_fetched = 0
+        try:
+            entry.loading = self.receiver.fetch_stored(
+                wanted, lambda index: self.engine.block_loaded(request_id, index)
+            )
+            num_fetched = (await entry.loading.done()).num_fetched
+        except KVTransferError as error:
+            log.warning("request %s: nothing loaded from the store: %s", request_id, error)
+        finally:
+            self.loading_done(request_id)
+        if self.in_flight.get(request_id) is entry:
+            told = wire.admitted_to_proto(admitted, num_fetched * block_size)
+            entry.session.tell(common_pb2.StepOutput(admitted=[told]))
