@@ -19,6 +19,7 @@ class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
     api_key: list[str] = Field(default=[], description="Keys that clients must send one of; empty: anybody may ask.")
     max_request_bytes: int = Field(default=32 << 20, gt=0, description="Longest HTTP body; more is answered with 413.")
     max_logprobs: int = Field(default=20, ge=0, description="Most alternatives a client may ask for.")
+    shutdown_grace_s: float = Field(default=30.0, ge=0, description="How long requests may still run after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     grpc_listen: str = Field(default="127.0.0.1:8001", description="Where nodes announce themselves (host:port).")

@@ -23,6 +23,7 @@ async def running_http_server(app: ASGIApp, host: str, port: int, grace_s: float
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="warning",
         access_log=False,
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,

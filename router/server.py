@@ -1,0 +1,73 @@
+"""A router as a process: what it is made of, and how it starts and stops."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from kvasir.common.metrics import Metrics
+from kvasir.common.secrets import cluster_secret
+from kvasir.router.app import create_app
+from kvasir.router.auth import ApiKeys
+from kvasir.router.cluster import running_cluster
+from kvasir.router.config import RouterConfig
+from kvasir.router.http_server import running_http_server
+from kvasir.router.metrics import RouterMetrics
+from kvasir.router.openai.api import OpenAIApi
+from kvasir.router.text.chat_template import ChatTemplate, find_template
+from kvasir.router.text.tokenizer import TextTokenizer
+
+log = logging.getLogger(__name__)
+
+
+async def serve(config: RouterConfig) -> None:
+    """Until a signal comes. Requests that run then may end within the grace time; a second signal ends that too."""
+    if config.model is None:
+        raise ValueError("--model wants the directory with the model's tokenizer")
+    names = config.served_model_name or [config.model.resolve().name]
+    tokenizer = TextTokenizer.load(config.model)
+    template = _chat_template(config.chat_template, config.model, tokenizer)
+    secret = cluster_secret(os.environ, None if config.cluster_secret_file is None else str(config.cluster_secret_file))
+    metrics = Metrics({"model_name": names[0]})
+    router_metrics = RouterMetrics(metrics)
+    stop = _StopSignals()
+    async with running_cluster(config, secret, metrics) as cluster:
+        api = OpenAIApi(
+            cluster.dispatcher,
+            tokenizer,
+            template,
+            router_metrics,
+            model_names=names,
+            max_request_bytes=config.max_request_bytes,
+            max_logprobs=config.max_logprobs,
+        )
+        app = create_app(api, cluster.dispatcher, ApiKeys(config.api_key), metrics, router_metrics)
+        async with running_http_server(app, config.host, config.port, config.shutdown_grace_s) as server:
+            stop.on_second = server.hurry
+            log.info("serving %s on http://%s:%d", ", ".join(names), config.host, server.port)
+            await stop.first.wait()
+            log.info("stopping: requests that run may end within %g s", config.shutdown_grace_s)
+    tokenizer.close()
+    log.info("stopped")
+
+
+def _chat_template(path: str | None, model_dir: Path, tokenizer: TextTokenizer) -> ChatTemplate | None:
+    source = find_template(model_dir) if path is None else Path(path).read_text(encoding="utf-8")
+    return None if source is None else ChatTemplate(source, tokenizer.special_tokens)
+
+
+class _StopSignals:
+    """SIGTERM and SIGINT, from now on."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.on_second: Callable[[], None] = lambda: None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._receive)
+
+    def _receive(self) -> None:
+        if self.first.is_set():
+            self.on_second()
+        self.first.set()
