@@ -1,0 +1,144 @@
+"""The line of waiting requests, on a clock of its own."""
+
+import pytest
+
+from kvasir.common.errors import NodeUnavailable, Overloaded, ServingError
+from kvasir.router.nodes import Role
+from kvasir.router.policy import Need, least_loaded
+from kvasir.router.pool import NodePool
+from kvasir.router.queue import AdmissionQueue, Entry, Placement
+from tests.unit.router.test_pool import NO_SESSION, info, load
+
+
+class Line:
+    """A queue over one decode node with two seats; `events` says who was placed, or failed, in order."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.pool = NodePool()
+        self.queue = AdmissionQueue(
+            self.pool,
+            least_loaded,
+            max_num_queued_reqs=3,
+            max_num_queued_tokens=1000,
+            node_wait_s=10,
+            clock=lambda: self.now_s,
+        )
+        self.events: list[str] = []
+        self.placements: dict[str, Placement] = {}
+
+    def add_decode(self, num_blocks: int = 100) -> None:
+        self.pool.add(info("d:1", max_num_seqs=2, num_total_blocks=num_blocks), NO_SESSION, load(num_blocks))
+
+    def add_prefill(self) -> None:
+        self.pool.add(info("p:1", Role.PREFILL), NO_SESSION, load())
+
+    def join(self, name: str, num_tokens: int = 50, priority: int = 0, wants_prefill: bool = True) -> Entry:
+        def placed(result: Placement | ServingError) -> None:
+            if isinstance(result, Placement):
+                self.placements[name] = result
+            self.events.append(name if isinstance(result, Placement) else f"{name}: {type(result).__name__}")
+
+        turn = self.queue.take_turn(priority, num_tokens)
+        need = Need(num_tokens=num_tokens, max_num_tokens=num_tokens + 50, wants_prefill=wants_prefill)
+        entry = Entry(turn, need, placed)
+        self.queue.join(entry)
+        return entry
+
+
+def test_first_come_first_served_within_a_priority() -> None:
+    line = Line()
+    for name, priority in (("a", 1), ("b", 0), ("c", 1)):
+        line.join(name, priority=priority)
+    assert line.events == []
+    assert (line.queue.num_waiting, line.queue.num_waiting_tokens) == (3, 150)
+    line.add_decode()
+    assert line.events == ["b", "a"]
+    line.placements["b"].release()
+    assert line.events == ["b", "a", "c"]
+    assert (line.queue.num_waiting, line.queue.num_waiting_tokens) == (0, 0)
+
+
+def test_nobody_overtakes_a_large_request_that_waits_for_room() -> None:
+    line = Line()
+    line.add_decode(num_blocks=20)
+    line.join("a", 150)
+    line.join("large", 200)
+    line.join("small", 16)
+    assert line.events == ["a"]
+    line.placements["a"].release()
+    assert line.events == ["a", "large", "small"]
+
+
+def test_a_request_that_comes_back_takes_its_old_place() -> None:
+    line = Line()
+    line.add_decode()
+    first = line.join("first")
+    line.join("second")
+    line.join("third")
+    line.placements["first"].release()  # its node failed it ...
+    assert line.events == ["first", "second", "third"]
+    line.join("fourth")
+    line.queue.join(Entry(first.turn, first.need, lambda result: line.events.append("first again")))
+    line.placements["second"].release()
+    assert line.events == ["first", "second", "third", "first again"]
+
+
+def test_a_full_line_refuses_by_requests_and_by_tokens() -> None:
+    line = Line()
+    for name in "abc":
+        line.join(name)
+    with pytest.raises(Overloaded, match="3 requests with 150 prompt tokens are waiting"):
+        line.join("d")
+    line = Line()
+    line.join("long", 5000)  # alone in the line: never refused for being long
+    with pytest.raises(Overloaded, match="1 requests with 5000"):
+        line.join("next", 1)
+    assert line.events == []
+
+
+def test_who_leaves_is_never_placed() -> None:
+    line = Line()
+    first, second = line.join("a"), line.join("b")
+    line.queue.leave(first)
+    line.queue.leave(first)
+    line.add_decode()
+    assert line.events == ["b"]
+    line.queue.leave(second)
+    assert line.queue.num_waiting_tokens == 0
+
+
+def test_a_pair_is_reserved_together() -> None:
+    line = Line()
+    line.add_prefill()
+    line.add_decode()
+    line.join("a", 50)
+    line.join("b", 50, wants_prefill=False)
+    prefill, decode = line.placements["a"].prefill, line.placements["a"].decode
+    assert prefill is not None
+    assert (prefill.node.info.address, decode.node.info.address) == ("p:1", "d:1")
+    assert (prefill.num_queued_tokens, decode.num_queued_tokens, decode.num_blocks) == (50, 0, 4)
+    assert line.placements["b"].prefill is None
+    line.placements["a"].release()
+    assert not prefill.node.reservations
+
+
+def test_who_could_never_be_held_waits_for_another_node_and_no_longer() -> None:
+    line = Line()
+    line.join("a")
+    line.queue.expire()
+    line.now_s = 9.9
+    line.queue.expire()
+    assert line.events == []
+    line.now_s = 10.0
+    line.queue.expire()
+    assert line.events == [f"a: {NodeUnavailable.__name__}"]
+    assert line.queue.num_waiting == 0
+
+    line.join("b", 2000)
+    line.add_decode(num_blocks=200)  # in time
+    assert line.events[1:] == ["b"]
+    line.join("c", 3000)  # would need an empty node, but fits one
+    line.now_s += 1000
+    line.queue.expire()
+    assert line.queue.num_waiting == 1

@@ -1,0 +1,111 @@
+from typing import Any
+
+import pytest
+
+from kvasir.common.errors import (
+    DeadlineExceeded,
+    Draining,
+    InvalidRequest,
+    NodeUnavailable,
+    NumericalError,
+    Overloaded,
+)
+from kvasir.common.tokens import unpack_tokens
+from kvasir.proto import common_pb2
+from kvasir.router import wire
+from kvasir.router.nodes import Role
+from kvasir.router.types import PositionLogprobs, RoutedRequest, Sampling
+from tests.unit.router.test_pool import info
+
+
+def test_every_sampling_field_travels() -> None:
+    """A field that is added to the one and forgotten in the other is found here."""
+    sampling = Sampling(
+        temperature=0.5,
+        top_p=0.25,
+        top_k=3,
+        min_p=0.125,
+        seed=2**64 - 1,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.75,
+        logit_bias=((5, -100.0), (6, 1.5)),
+        min_tokens=2,
+        max_tokens=9,
+        stop_token_ids=frozenset({7, 3}),
+        logprobs=0,
+        prompt_logprobs=4,
+        allowed_token_ids=(1, 2),
+        bad_words=((1, 2), (3,)),
+    )
+    message = wire.sampling_to_proto(sampling)
+    sent = {descriptor.name for descriptor, _ in message.ListFields()}
+    assert sent == {field.name for field in common_pb2.SamplingParams.DESCRIPTOR.fields} - {"grammar"}
+    assert message.seed == 2**64 - 1
+    assert [(bias.token_id, bias.bias) for bias in message.logit_bias] == [(5, -100.0), (6, 1.5)]
+    assert unpack_tokens(message.stop_token_ids) == (3, 7)
+    assert [unpack_tokens(word) for word in message.bad_words] == [(1, 2), (3,)]
+    assert message.HasField("logprobs")
+    assert not wire.sampling_to_proto(Sampling()).HasField("logprobs")
+
+
+def test_a_request_that_moves_keeps_the_border_between_prompt_and_output() -> None:
+    request = RoutedRequest(request_id="r", prompt_token_ids=(1, 2, 3), cache_salt="s", priority=-2)
+    message = wire.request_to_proto(request, (4, 5), 1.5)
+    assert unpack_tokens(message.prompt_token_ids) == (1, 2, 3)
+    assert [unpack_tokens(packed) for packed in message.output_token_ids] == [(4, 5)]
+    assert (message.cache_salt, message.priority, message.deadline_s, message.num_sequences) == ("s", -2, 1.5, 1)
+    fresh = wire.request_to_proto(request, (), None)
+    assert not fresh.output_token_ids
+    assert not fresh.HasField("deadline_s")
+
+
+def test_a_store_has_no_endpoint() -> None:
+    ticket = wire.ticket_to(info(), "t")
+    assert (ticket.transfer_id, ticket.connector) == ("t", "tcp")
+    assert [(one.address, one.first_kv_head, one.num_kv_heads) for one in ticket.endpoints] == [("a:2", 0, 2)]
+    assert not wire.ticket_to(info(kv_endpoint=""), "t").endpoints
+
+
+def test_the_events_of_a_step_come_in_the_order_of_a_requests_life() -> None:
+    logprobs = common_pb2.PositionLogprobs(entries=[common_pb2.TokenLogprob(token_id=5, logprob=-0.5)], rank=2)
+    step = common_pb2.StepOutput(
+        outputs=[
+            common_pb2.SequenceOutput(
+                handle=1, token_ids=b"\5\0\0\0", finish_reason=common_pb2.FINISH_REASON_HANDED_OFF, logprobs=[logprobs]
+            ),
+            common_pb2.SequenceOutput(handle=2, token_ids=b"\6\0\0\0\7\0\0\0"),
+        ],
+        progress=[common_pb2.TicketProgress(handle=1, num_blocks=3, committed=True)],
+        admitted=[common_pb2.RequestAdmitted(handle=1, num_cached_tokens=16, num_fetched_tokens=32)],
+        transfers=[common_pb2.TransferReport(handle=3, num_blocks_fetched=4, num_tokens_recomputed=5, transfer_s=0.5)],
+    )
+    assert list(wire.events_from_step(step)) == [
+        (1, wire.Admitted(16, 32)),
+        (3, wire.Transferred(4, 5, 0.5)),
+        (1, wire.Progress(3, True)),
+        (1, wire.Tokens((5,), "handed_off", (PositionLogprobs(((5, -0.5),), 2),))),
+        (2, wire.Tokens((6, 7), None, ())),
+    ]
+
+
+@pytest.mark.parametrize("code", common_pb2.FailureCode.values())
+def test_every_failure_code_has_an_error(code: Any) -> None:
+    errors = {
+        common_pb2.FAILURE_CODE_INVALID_REQUEST: InvalidRequest,
+        common_pb2.FAILURE_CODE_OVERLOADED: Overloaded,
+        common_pb2.FAILURE_CODE_DRAINING: Draining,
+        common_pb2.FAILURE_CODE_DEADLINE_EXCEEDED: DeadlineExceeded,
+        common_pb2.FAILURE_CODE_NUMERICAL: NumericalError,
+    }
+    failure = common_pb2.RequestFailed(handle=1, code=code, message="why")
+    error = wire.error_from_failure(failure, "a:1")
+    assert type(error) is errors.get(code, NodeUnavailable)
+    assert "why" in str(error)
+
+
+def test_commands_are_of_their_service() -> None:
+    for role, name in ((Role.PREFILL, "PrefillCommand"), (Role.DECODE, "DecodeCommand")):
+        for command in (wire.cancel(role, 3), wire.acknowledge(role, 4), wire.open_session(role, "s", 5)):
+            assert type(command).__name__ == name
+    assert wire.cancel(Role.DECODE, 3).cancel.handle == 3
