@@ -26,7 +26,7 @@ CONNECTORS = {
 
 
 def misses(reason: str) -> str:
-    return f'kvasir:kv_block_misses_total{{reason="{reason}"}}'
+    return f'kvasir:kv_misses_total{{reason="{reason}"}}'
 
 
 @pytest.fixture(scope="module")
@@ -168,9 +168,9 @@ def test_second_prefill_node_takes_a_prompt_from_the_store(connector: str, model
         cluster.prefill[0].terminate()
         second = cluster.add_node("prefill")
         cluster.wait_ready()
-        with cluster.deltas([second], "vllm:prompt_tokens_total") as rose:
+        with cluster.deltas([second], "kvasir:prompt_tokens_computed_total") as rose:
             assert stream(cluster, long) == expected(long)
-        assert rose["vllm:prompt_tokens_total"] < 512, "less than one chunk was computed"
+        assert rose["kvasir:prompt_tokens_computed_total"] < 512, "less than one chunk was computed"
 
 
 def test_draining_node_finishes_what_it_has(cluster: Cluster, model_dir: Path, prompt: Prompt) -> None:

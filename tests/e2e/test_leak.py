@@ -23,7 +23,7 @@ NODE_GAUGES = (
     "kvasir:session_requests",
     "kvasir:asyncio_tasks",
 )
-ROUTER_GAUGES = ("kvasir:requests_in_flight", "kvasir:requests_queued", "kvasir:asyncio_tasks")
+ROUTER_GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "kvasir:router_requests_in_flight")
 
 
 def state(cluster: Cluster) -> dict[str, float]:
