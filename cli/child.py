@@ -24,7 +24,6 @@ class ChildSpec:
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
-    cpus: tuple[int, ...] = ()
     health: tuple[str, int] | None = None  # host and port of HTTP, where /health says that it is up
     stop_order: int = 0  # lower is stopped earlier
     can_restart: bool = True
@@ -40,12 +39,11 @@ class Child:
     _output: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        cpus = ",".join(map(str, self.spec.cpus)) or "-"
-        leash = (*_LEASH, str(os.getpid()), cpus)
         self.lines.clear()
         self.started_s = time.monotonic()
         self._process = await asyncio.create_subprocess_exec(
-            *leash,
+            *_LEASH,
+            str(os.getpid()),
             *self.spec.command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

@@ -61,21 +61,9 @@ def plan_cluster(
 
 
 def child_environment(environ: Mapping[str, str], secret: str) -> dict[str, str]:
-    """Ours without our own options, with the cluster's secret, and with threads that sleep while they wait."""
+    """Ours without our own options, and with the cluster's secret."""
     inherited = {name: value for name, value in environ.items() if not name.startswith(_OURS)}
-    return inherited | {
-        CLUSTER_SECRET_VARIABLE: secret,
-        "PYTHONUNBUFFERED": "1",
-        # An OpenMP thread that waits by spinning takes its core from the other nodes: ten times slower was seen.
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "GOMP_SPINCOUNT": "0",
-        "KMP_BLOCKTIME": "0",
-    }
-
-
-def _thread_limits(num_threads: int) -> dict[str, str]:
-    variables = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-    return dict.fromkeys(variables, str(num_threads))
+    return inherited | {CLUSTER_SECRET_VARIABLE: secret, "PYTHONUNBUFFERED": "1"}
 
 
 def _node_options(
@@ -109,15 +97,15 @@ def _node(
 ) -> ChildSpec:
     role = name.partition("-")[0]
     own = config.prefill_options if role == "prefill" else config.decode_options
-    options = {**common, "metrics_port": metrics_port, "threads": share.num_threads, **own}
-    variables = _thread_limits(share.num_threads)
-    if redis_url is not None:  # it may hold a password, which a command line would show to everybody
-        variables[f"KVASIR_{role.upper()}_REDIS_URL"] = redis_url
+    options = {**common, "metrics_port": metrics_port, "threads": share.num_threads}
+    if share.cpus:
+        options["cpus"] = ",".join(map(str, share.cpus))
+    # A URL may hold a password, which a command line would show to everybody.
+    variables = {f"KVASIR_{role.upper()}_REDIS_URL": redis_url} if redis_url is not None else {}
     return ChildSpec(
         name=name,
-        command=(sys.executable, "-m", f"kvasir.{role}_node", *as_arguments(options)),
+        command=(sys.executable, "-m", f"kvasir.{role}_node", *as_arguments({**options, **own})),
         environment={**environment, **variables},
-        cpus=share.cpus,
         health=("127.0.0.1", metrics_port),
         stop_order=STOP_NODES,
     )
@@ -133,9 +121,7 @@ def _router(config: ServeConfig, model: Path, addresses: Addresses, environment:
         **config.router_options,
     }
     names = [word for name in config.served_model_name for word in ("--served-model-name", name)]
-    variables = _thread_limits(1)
-    if config.api_key:
-        variables["KVASIR_ROUTER_API_KEY"] = json.dumps(config.api_key)
+    variables = {"KVASIR_ROUTER_API_KEY": json.dumps(config.api_key)} if config.api_key else {}
     return ChildSpec(
         name="router",
         command=(sys.executable, "-m", "kvasir.router", *as_arguments(options), *names),

@@ -44,15 +44,17 @@ def test_the_router_stops_first_and_is_the_only_one_not_restarted() -> None:
     assert [name for name, spec in specs.items() if not spec.can_restart] == ["router"]
 
 
-def test_threads_cores_and_environment_agree() -> None:
+def test_each_node_has_threads_and_cores_of_its_own() -> None:
     specs = plan(ServeConfig(prefill=2, decode=1), num_cores=5)
-    for name, threads, cpus in (("prefill-0", "2", (0, 1)), ("prefill-1", "2", (2, 3)), ("decode-0", "1", (4,))):
-        spec = specs[name]
-        assert option(spec, "--threads") == spec.environment["OMP_NUM_THREADS"] == threads
-        assert spec.environment["NUMBA_NUM_THREADS"] == threads
-        assert spec.environment["OMP_WAIT_POLICY"] == "PASSIVE"
-        assert spec.cpus == cpus
-    assert specs["router"].cpus == ()
+    for name, threads, cpus in (("prefill-0", "2", "0,1"), ("prefill-1", "2", "2,3"), ("decode-0", "1", "4")):
+        assert (option(specs[name], "--threads"), option(specs[name], "--cpus")) == (threads, cpus)
+    assert "--threads" not in specs["router"].command
+
+
+def test_cores_are_shared_when_pinning_is_off_or_they_are_too_few() -> None:
+    unpinned, crowded = plan(ServeConfig(pin_cores=False)), plan(ServeConfig(prefill=2, decode=2))
+    for spec in (*unpinned.values(), *crowded.values()):
+        assert "--cpus" not in spec.command
 
 
 def test_all_share_the_secret_and_no_command_line_shows_it_or_a_key_or_a_password() -> None:

@@ -161,14 +161,6 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-async def test_a_child_stays_on_its_cores(record: Record) -> None:
-    cpu = min(os.sched_getaffinity(0))
-    child = Child(spec("node", "import os; print(os.sched_getaffinity(0))", cpus=(cpu,)), record.show)
-    await child.start()
-    assert await asyncio.wait_for(child.wait(), DEADLINE_S) == 0
-    assert record.shown == [("node", f"{{{cpu}}}")]
-
-
 async def test_long_output_without_a_line_end_is_shown_too(record: Record) -> None:
     child = Child(spec("node", "print('x' * 200_000, end='')"), record.show)
     await child.start()
