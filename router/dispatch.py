@@ -124,7 +124,8 @@ class Dispatcher:
         seed = sequence_seed(request.sampling.seed, index)
         sampling = replace(request.sampling, max_tokens=min(request.sampling.max_tokens, room), seed=seed)
         turn = self._queue.take_turn(request.priority, num_prompt_tokens)
-        timeout_s = min(self._request_timeout_s, request.deadline_s or self._request_timeout_s)
+        longest_s = self._request_timeout_s
+        timeout_s = longest_s if request.deadline_s is None else min(longest_s, request.deadline_s)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         life = Life(replace(request, sampling=sampling), index, turn, deadline_s, self._max_attempts)
         self._lives.add(life)

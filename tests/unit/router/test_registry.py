@@ -1,0 +1,166 @@
+"""How nodes join and leave."""
+
+import asyncio
+
+import grpc.aio
+import pytest
+
+from kvasir.common.grpc_client import open_channel
+from kvasir.common.metrics import Metrics
+from kvasir.proto import registry_pb2, registry_pb2_grpc
+from kvasir.router.cluster import running_cluster
+from kvasir.router.config import RouterConfig
+from kvasir.router.nodes import Role
+from tests.fake_cluster import FakeCluster, a_request, collect, fake_cluster, tokens_of, until
+from tests.fake_node import Fabric, FakeNode, expected_tokens
+
+FAST_LOSS = {"heartbeat_timeout_s": 0.6}
+
+
+def registry_of(cluster: FakeCluster) -> str:
+    return f"127.0.0.1:{cluster.cluster.registry_port}"
+
+
+def members(cluster: FakeCluster) -> set[str]:
+    return {node.info.address for node in cluster.cluster.pool.nodes()}
+
+
+async def test_announced_nodes_serve_until_they_are_lost_and_after_they_announce_again() -> None:
+    fabric = Fabric()
+    async with fake_cluster(0, 0, FAST_LOSS) as cluster, FakeNode("decode", fabric) as decode:
+        assert not cluster.dispatcher.is_ready
+        answer = await decode.announce(registry_of(cluster))
+        assert answer.refused_because == ""
+        assert 0 < answer.announce_again_s < 10
+        await until(lambda: cluster.dispatcher.is_ready)
+        async with FakeNode("prefill", fabric) as prefill:
+            await prefill.announce(registry_of(cluster))
+            await until(lambda: prefill.address in members(cluster))
+            request = a_request()
+            assert tokens_of(await collect(cluster.dispatcher.generate(request))) == expected_tokens(
+                request.prompt_token_ids, 12, seed=7
+            )
+            assert prefill.num_started >= 1
+        await until(lambda: prefill.address not in members(cluster))
+        await decode.die()
+        await until(lambda: not members(cluster))
+        assert not cluster.dispatcher.is_ready
+        await decode.start(decode.address)
+        await asyncio.sleep(0.3)
+        assert not members(cluster)  # nobody dials what has not announced itself
+        await decode.announce(registry_of(cluster))
+        await until(lambda: cluster.dispatcher.is_ready)
+
+
+async def test_announcing_again_changes_nothing() -> None:
+    async with fake_cluster(0, 0) as cluster, FakeNode("decode", Fabric()) as decode:
+        for _ in range(5):
+            assert (await decode.announce(registry_of(cluster))).refused_because == ""
+        await until(lambda: cluster.dispatcher.is_ready)
+        for _ in range(5):
+            await decode.announce(registry_of(cluster))
+        assert len(decode.sessions) == 1
+        assert cluster.metric("kvasir:nodes_joined_total", role="decode") == 1
+
+
+async def test_a_restarted_node_that_announces_itself_replaces_its_older_self_at_once() -> None:
+    async with fake_cluster(0, 0, {"heartbeat_timeout_s": 60}) as cluster, FakeNode("decode", Fabric()) as decode:
+        await decode.announce(registry_of(cluster))
+        await until(lambda: cluster.dispatcher.is_ready)
+        await decode.restart()
+        await decode.announce(registry_of(cluster))
+        await until(lambda: [one.info.epoch for one in cluster.cluster.pool.nodes()] == [decode.epoch])
+        assert len(tokens_of(await collect(cluster.dispatcher.generate(a_request())))) == 12
+
+
+async def test_static_nodes_are_dialled_until_they_are_there_and_again_when_lost() -> None:
+    async with fake_cluster(1, 1, FAST_LOSS) as cluster:
+        decode = cluster.decode[0]
+        await decode.die()
+        await until(lambda: decode.address not in members(cluster))
+        await decode.start(decode.address)
+        await until(lambda: decode.address in members(cluster))
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "both"),
+    [
+        ({"model": b"model-b"}, (b"model-a".hex(), b"model-b".hex())),
+        ({"block_size": 32}, ("block size 32", "has 16")),
+    ],
+)
+async def test_a_node_that_cannot_pair_is_refused_with_both_values(
+    behaviour: dict[str, object], both: tuple[str, str]
+) -> None:
+    fabric = Fabric()
+    async with fake_cluster(0, 1) as cluster, FakeNode("prefill", fabric, **behaviour) as stranger:
+        answer = await stranger.announce(registry_of(cluster))
+        assert all(value in answer.refused_because for value in both)
+        cluster.decode[0].fabric = fabric
+        assert members(cluster) == {cluster.decode[0].address}
+
+
+async def test_of_two_that_cannot_pair_the_static_list_keeps_one() -> None:
+    async with FakeNode("decode", Fabric()) as one, FakeNode("decode", Fabric(), model=b"model-b") as other:
+        config = RouterConfig(grpc_listen="127.0.0.1:0", decode=[one.address, other.address])
+        async with running_cluster(config, None, Metrics()) as cluster:
+            await until(lambda: cluster.dispatcher.is_ready)
+            await asyncio.sleep(0.5)
+            assert len(cluster.pool.nodes()) == 1
+
+
+async def test_a_node_in_the_wrong_list_does_not_join() -> None:
+    async with FakeNode("decode", Fabric()) as decode:
+        config = RouterConfig(grpc_listen="127.0.0.1:0", prefill=[decode.address])
+        async with running_cluster(config, None, Metrics()) as cluster:
+            await asyncio.sleep(0.5)
+            assert not cluster.pool.nodes()
+
+
+async def test_an_announcer_that_cannot_be_dialled_is_told() -> None:
+    async with fake_cluster(0, 0) as cluster:
+        node = FakeNode("decode", Fabric())
+        node.address = "127.0.0.1:1"
+        await node.announce(registry_of(cluster))
+        trouble = ""
+        async with asyncio.timeout(20):
+            while not trouble:
+                await asyncio.sleep(0.05)
+                trouble = (await node.announce(registry_of(cluster))).refused_because
+        assert "UNAVAILABLE" in trouble
+
+
+async def test_withdrawn_nodes_get_nothing_new() -> None:
+    async with fake_cluster(0, 2) as cluster:
+        leaving = cluster.decode[0]
+        async with open_channel(registry_of(cluster), None) as channel:
+            stub = registry_pb2_grpc.RegistryServiceStub(channel)
+            await stub.Withdraw(registry_pb2.WithdrawRequest(address=leaving.address, node_epoch="of another life"))
+            assert not cluster.cluster.pool[leaving.address].is_draining
+            await stub.Withdraw(registry_pb2.WithdrawRequest(address=leaving.address, node_epoch=leaving.epoch))
+        num_started = leaving.num_started
+        for _ in range(4):
+            await collect(cluster.dispatcher.generate(a_request()))
+        assert leaving.num_started == num_started
+        assert cluster.dispatcher.is_ready
+
+
+async def test_the_registry_wants_the_cluster_secret() -> None:
+    config = RouterConfig(grpc_listen="127.0.0.1:0")
+    node = FakeNode("decode", Fabric())
+    async with running_cluster(config, "a-secret-of-the-cluster", Metrics()) as cluster:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await node.announce(f"127.0.0.1:{cluster.registry_port}")
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    with pytest.raises(ValueError, match="wants a cluster secret"):
+        async with running_cluster(RouterConfig(grpc_listen="0.0.0.0:0"), None, Metrics()):
+            pass
+
+
+async def test_stopping_leaves_no_task() -> None:
+    tasks_before = asyncio.all_tasks()
+    async with fake_cluster(1, 1) as cluster:
+        answer = asyncio.create_task(collect(cluster.dispatcher.generate(a_request())))
+        await answer
+    await until(lambda: asyncio.all_tasks() <= tasks_before)
+    assert not cluster.cluster.pool.nodes(Role.DECODE)
