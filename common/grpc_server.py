@@ -48,13 +48,17 @@ _REFUSAL = grpc.stream_stream_rpc_method_handler(cast(Any, _refuse))
 
 
 def new_server(listen: str, secret: str | None, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Server:
-    """A server to add servicers to; `bind` gives it its port. ValueError: off loopback without a secret."""
-    host, _ = split_address(listen)
-    if secret is None and not is_loopback(host):
-        raise ValueError(f"listening on {listen} wants a cluster secret: only loopback may go without")
-    open_methods = _OPEN_ON_LOOPBACK if is_loopback(host) else ()
+    """A server to add servicers to; `bind` gives it its port. ValueError as `check_listen`."""
+    check_listen(listen, secret)
+    open_methods = _OPEN_ON_LOOPBACK if is_loopback(split_address(listen)[0]) else ()
     interceptors = [] if secret is None else [SecretInterceptor(secret, open_methods)]
     return grpc.aio.server(interceptors=interceptors, options=server_options(max_message_bytes))
+
+
+def check_listen(listen: str, secret: str | None) -> None:
+    """ValueError: off loopback without a secret."""
+    if secret is None and not is_loopback(split_address(listen)[0]):
+        raise ValueError(f"listening on {listen} wants a cluster secret: only loopback may go without")
 
 
 def bind(server: grpc.aio.Server, listen: str) -> int:

@@ -31,6 +31,11 @@ class EventLog:
         return self._next_number - 1
 
     @property
+    def is_delivered(self) -> bool:
+        """All that there was to tell has been acknowledged."""
+        return not (self._kept or self._pending or self._pending_step)
+
+    @property
     def num_kept(self) -> int:
         return len(self._kept)
 

@@ -82,8 +82,8 @@ class Node(ABC, Generic[E]):
 
     @property
     def num_busy(self) -> int:
-        """What a drain waits for."""
-        return len(self.in_flight) + (self.sender.num_leased_blocks > 0)
+        """What a drain waits for: requests, blocks that somebody may still fetch, news on their way."""
+        return len(self.in_flight) + self.sender.num_leased_blocks + self.sessions.num_listening
 
     # --- life ------------------------------------------------------------------------------------------------------
 
@@ -117,7 +117,6 @@ class Node(ABC, Generic[E]):
         self.is_draining = True
 
     async def drained(self) -> None:
-        """Returns when nothing is left to do: requests, and blocks that somebody may still fetch."""
         while self.num_busy:  # noqa: ASYNC110  # leases end with time, and tell nobody
             await asyncio.sleep(_DRAIN_POLL_S)
 

@@ -80,8 +80,9 @@ class Sessions:
         return iter(tuple(self._by_id.values()))
 
     @property
-    def num_connected(self) -> int:
-        return sum(session.detached_at_s is None for session in self._by_id.values())
+    def num_listening(self) -> int:
+        """Sessions whose router is there and has not heard all of it yet."""
+        return sum(session.detached_at_s is None and not session.log.is_delivered for session in self)
 
     def open(self, session_id: str, last_event: int) -> tuple[Session, bool]:
         """The session for a new stream, and whether it goes on where an earlier stream ended."""

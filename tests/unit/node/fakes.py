@@ -152,6 +152,9 @@ class Running:
     async def ends(self, handle: int) -> None:
         await self.until(lambda: handle in self.finished or handle in self.failed)
 
+    def is_committed(self, handle: int) -> bool:
+        return handle in self.progress and self.progress[handle].committed
+
     @property
     def num_free_blocks(self) -> int:
         return int(self.node.engine.stats().num_free_blocks)

@@ -109,7 +109,7 @@ async def test_a_lost_sender_costs_computing_and_nothing_else(tmp_path: Path) ->
         ticket = ticket_for(sender)
         await receiver.send(**start_decode(1, request(prompt, 6), ticket))
         await sender.send(**start_prefill(1, request(prompt, 6), ticket))
-        await sender.until(lambda: 1 in sender.progress and sender.progress[1].committed)
+        await sender.until(lambda: sender.is_committed(1))
         await receiver.send(**progress(1, 5, False))
         await receiver.until(lambda: landed(receiver) == 5)
         await receiver.send(abort_transfer=decode_pb2.AbortTransfer(handle=1, reason="the prefill node is lost"))

@@ -37,7 +37,7 @@ async def test_it_samples_one_token_and_keeps_the_blocks_until_released() -> Non
         await node.ends(1)
         assert node.outputs[1] == generate(prompt, 1)
         assert node.finished[1] == common_pb2.FINISH_REASON_HANDED_OFF
-        await node.until(lambda: node.progress[1].committed)
+        await node.until(lambda: node.is_committed(1))
         assert node.progress[1].num_blocks == 5
         assert node.node.sender.num_leased_blocks == 5
         await node.send(**release(1))
@@ -82,7 +82,7 @@ async def test_cancel_acts_between_chunks_and_returns_every_block() -> None:
 async def test_cancel_after_the_hand_off_lets_go_of_the_blocks() -> None:
     async with prefill(MEMORY) as node:
         await start(node, 1, list(range(18)))
-        await node.until(lambda: 1 in node.progress and node.progress[1].committed)
+        await node.until(lambda: node.is_committed(1))
         await node.send(**cancel(1))
         await node.until(lambda: node.num_free_blocks == 64)
 
@@ -154,7 +154,7 @@ async def test_a_store_takes_a_copy_and_the_node_is_free_at_once(tmp_path: Path)
     async with prefill(store(tmp_path)) as node:
         await start(node, 1, list(range(18)))
         await node.ends(1)
-        await node.until(lambda: node.progress[1].committed)
+        await node.until(lambda: node.is_committed(1))
         await node.until(lambda: node.num_free_blocks == 64)
         assert node.node.transfer_metrics.blocks_stored == 5
 
@@ -163,12 +163,12 @@ async def test_what_a_store_has_is_not_computed_again(tmp_path: Path) -> None:
     prompt = list(range(50))
     async with prefill(store(tmp_path)) as first:
         await start(first, 1, prompt)
-        await first.until(lambda: 1 in first.progress and first.progress[1].committed)
+        await first.until(lambda: first.is_committed(1))
     async with prefill(store(tmp_path)) as second:
         await start(second, 1, prompt)
         await second.ends(1)
         assert second.outputs[1] == generate(prompt, 1)
-        await second.until(lambda: 1 in second.progress and second.progress[1].committed)
+        await second.until(lambda: second.is_committed(1))
         assert second.admitted[1].num_fetched_tokens == 48
         assert second.node.engine.stats().num_prompt_tokens_computed == 2, "less than one chunk"
         assert second.progress[1].num_blocks == 13
@@ -198,7 +198,7 @@ async def test_a_store_that_fails_costs_the_transfer_not_the_request(
         await node.ends(1)
         assert node.outputs[1] == generate(prompt, 1)
         assert node.finished[1] == common_pb2.FINISH_REASON_HANDED_OFF
-        await node.until(lambda: node.progress[1].committed)
+        await node.until(lambda: node.is_committed(1))
         assert node.progress[1].num_blocks == 2
         await node.until(lambda: node.num_free_blocks == 64)
 
@@ -206,7 +206,7 @@ async def test_a_store_that_fails_costs_the_transfer_not_the_request(
 async def test_a_drain_waits_for_the_blocks_that_are_still_to_be_fetched() -> None:
     async with prefill(MEMORY) as node:
         await start(node, 1, list(range(18)))
-        await node.until(lambda: 1 in node.progress and node.progress[1].committed)
+        await node.until(lambda: node.is_committed(1))
         node.node.drain()
         drained = asyncio.create_task(node.node.drained())
         await asyncio.sleep(0.15)

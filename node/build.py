@@ -1,0 +1,77 @@
+"""From a node's options to its parts. The only file here that imports torch, and it must be imported late."""
+
+import uuid
+from dataclasses import dataclass
+from typing import Literal
+
+from kvasir.common.addresses import split_address
+from kvasir.common.metrics import Metrics
+from kvasir.engine.factory import ModelInfo, build_engine
+from kvasir.engine.settings import EngineSettings
+from kvasir.kv_connector.registry import open_connector
+from kvasir.kv_connector.settings import ConnectorSettings
+from kvasir.node.announce import own_address
+from kvasir.node.config import NodeConfig
+from kvasir.node.metrics import NodeMetrics
+from kvasir.node.parts import NodeParts
+from kvasir.node.process import num_compute_threads
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltNode:
+    parts: NodeParts
+    model: ModelInfo
+
+
+def build(config: NodeConfig, role: Literal["prefill", "decode"], secret: str | None) -> BuiltNode:
+    """Takes seconds: loads the model. A wrong connector is found before that."""
+    settings = connector_settings(config, secret)
+    connector = open_connector(settings)
+    engine, memory, model = build_engine(engine_settings(config, role))
+    name = config.served_model_name or model.name
+    parts = NodeParts(
+        engine=engine,
+        memory=memory,
+        connector=connector,
+        connector_settings=settings,
+        metrics=NodeMetrics(Metrics({"model_name": name, "engine": "0"})),
+        epoch=uuid.uuid4().hex,
+        kv_identity=model.kv_identity,
+        vocab_size=model.vocab_size,
+    )
+    return BuiltNode(parts=parts, model=model)
+
+
+def engine_settings(config: NodeConfig, role: Literal["prefill", "decode"]) -> EngineSettings:
+    return EngineSettings(
+        model=str(config.model),
+        role=role,
+        dtype=config.dtype,
+        device=config.device,
+        num_threads=num_compute_threads(config),
+        max_model_len=config.max_model_len,
+        block_size=config.block_size,
+        kv_cache_memory=config.kv_cache_memory,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        watermark=config.watermark,
+        enable_prefix_caching=config.enable_prefix_caching,
+        scheduling_policy=config.scheduling_policy,
+    )
+
+
+def connector_settings(config: NodeConfig, secret: str | None) -> ConnectorSettings:
+    """KV is served where gRPC is, unless told otherwise."""
+    host, port = split_address(config.kv_listen) if config.kv_listen else (split_address(config.listen)[0], 0)
+    return ConnectorSettings(
+        name=config.connector,
+        listen_host=host,
+        listen_port=port,
+        advertise_host=config.advertise_host or own_address(host, config.join),
+        secret=secret or "",
+        redis_url=config.redis_url,
+        path=config.kv_path,
+        store_ttl_s=config.store_ttl_s,
+        lease_s=config.lease_s,
+    )

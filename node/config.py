@@ -1,0 +1,78 @@
+"""What prefill and decode nodes can both be told. Names are vLLM's where it has one."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+from pydantic_settings import NoDecode
+
+from kvasir.common.addresses import split_address
+from kvasir.common.config import ServiceConfig
+from kvasir.common.sizes import parse_bytes, parse_cpus
+
+
+def _split(value: str | list[str]) -> list[str]:
+    """A list, or in the environment `a:1,b:2`."""
+    words = value.split(",") if isinstance(value, str) else value
+    return [word.strip() for word in words if word.strip()]
+
+
+Addresses = Annotated[list[str], NoDecode, BeforeValidator(_split)]
+Memory = Annotated[int, BeforeValidator(parse_bytes)]
+
+
+class NodeConfig(ServiceConfig):
+    model: Path = Field(description="Directory of the model, as Hugging Face lays it out.")
+    served_model_name: str = Field(default="", description="What routers call it; default: the directory's name.")
+
+    listen: str = Field(description="gRPC, for routers (host:port). Off loopback the cluster secret is required.")
+    advertise_host: str = Field(default="", description="Where others reach this node, if not where it listens.")
+    join: Addresses = Field(default=[], description="Routers to announce this node to (host:port); repeatable.")
+    metrics_port: int = Field(ge=0, le=65535, description="HTTP port of /metrics and /health; 0 takes a free one.")
+    cluster_secret_file: Path | None = Field(
+        default=None, description="Holds the cluster's secret; without it, KVASIR_CLUSTER_SECRET."
+    )
+    drain_grace_s: float = Field(default=30.0, ge=0, description="After SIGTERM, requests have this long to finish.")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    connector: str = Field(
+        default="tcp", description="How KV blocks travel: tcp, redis, shared_storage, an installed one, module:Class."
+    )
+    kv_listen: str = Field(default="", description="tcp: where others fetch from (host:port); default: any free port.")
+    redis_url: str = Field(default="redis://127.0.0.1:6379/0", description="redis: the server.")
+    kv_path: str = Field(default="", description="shared_storage: the shared folder.")
+    lease_s: float = Field(default=30.0, gt=0, description="Blocks that nobody has fetched are freed after this.")
+    store_ttl_s: float = Field(default=3600.0, gt=0, description="Stores: blocks are kept at least this long.")
+
+    device: str = Field(default="cpu", description="cpu, cuda, cuda:1, ...")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_model_len: int | None = Field(
+        default=None, gt=0, description="Longest request in tokens; default: the model's."
+    )
+    block_size: int = Field(default=16, gt=0, description="Tokens of one KV block.")
+    kv_cache_memory: Memory | None = Field(
+        default=None, gt=0, description="Memory of the KV cache (2GiB); default: a sensible share of what is free."
+    )
+    enable_prefix_caching: bool = Field(default=True, description="Keep freed blocks for prompts that begin alike.")
+    max_num_seqs: int = Field(gt=0, description="Requests that run at once.")
+    max_num_batched_tokens: int = Field(gt=0, description="Tokens of one step.")
+    long_prefill_token_threshold: int = Field(default=0, ge=0, description="Most tokens of one prompt a step; 0: all.")
+    watermark: float = Field(default=0.01, ge=0, lt=1, description="Share of blocks kept free of newcomers.")
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    threads: int | None = Field(default=None, gt=0, description="Compute threads; default: one a CPU it may use.")
+    cpus: str = Field(default="", description="CPUs to stay on (0,2-4); default: all.")
+
+    @field_validator("listen", "kv_listen", "join")
+    @classmethod
+    def _are_addresses(cls, value: str | list[str]) -> str | list[str]:
+        for address in [value] if isinstance(value, str) else value:
+            if address:
+                split_address(address)
+        return value
+
+    @field_validator("cpus")
+    @classmethod
+    def _are_cpus(cls, value: str) -> str:
+        if value:
+            parse_cpus(value)
+        return value

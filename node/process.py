@@ -1,0 +1,33 @@
+"""What must be settled before torch is imported: threads, how they wait, on which CPUs."""
+
+import os
+import sys
+
+from kvasir.common.logging import configure_logging
+from kvasir.common.sizes import parse_cpus
+from kvasir.node.config import NodeConfig
+
+
+def prepare_process(config: NodeConfig, role: str) -> None:
+    """Once, first thing in `main`. OpenMP reads its environment when it is loaded, and never again."""
+    if "torch" in sys.modules:
+        raise RuntimeError("torch was imported before its threads were settled")
+    configure_logging(config.log_level, f"{role}:{config.listen.rpartition(':')[2]}")
+    if config.cpus:
+        os.sched_setaffinity(0, parse_cpus(config.cpus))
+    num_threads = str(num_compute_threads(config))
+    os.environ.update(
+        {
+            "OMP_NUM_THREADS": num_threads,
+            "MKL_NUM_THREADS": num_threads,
+            "NUMBA_NUM_THREADS": num_threads,
+            # Idle threads sleep: a node beside it, or the other role on the same machine, needs the core.
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "GOMP_SPINCOUNT": "0",
+            "KMP_BLOCKTIME": "0",
+        }
+    )
+
+
+def num_compute_threads(config: NodeConfig) -> int:
+    return config.threads or len(os.sched_getaffinity(0))

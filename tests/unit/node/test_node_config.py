@@ -1,0 +1,67 @@
+from pathlib import Path
+
+import pytest
+
+from kvasir.common.sizes import parse_bytes, parse_cpus
+from kvasir.decode_node.config import DecodeConfig
+from kvasir.prefill_node.config import PrefillConfig
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [("2GiB", 2 << 30), ("400MiB", 400 << 20), ("1.5 GB", 1_500_000_000), ("64 kib", 65536), ("123", 123), (7, 7)],
+)
+def test_amounts_of_memory(text: str | int, amount: int) -> None:
+    assert parse_bytes(text) == amount
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "2 apples", "-1GiB", "1e9", "2GiBB"])
+def test_what_is_no_amount(text: str) -> None:
+    with pytest.raises(ValueError, match="amount of memory"):
+        parse_bytes(text)
+
+
+def test_cpus() -> None:
+    assert parse_cpus("0,2-4") == {0, 2, 3, 4}
+    for bad in ("", "a", "1-", "3-2", "-1"):
+        with pytest.raises(ValueError, match="CPU"):
+            parse_cpus(bad)
+
+
+def test_the_command_line_as_people_write_it() -> None:
+    config = PrefillConfig.load(
+        ["--model", "/m", "--join", "a:1", "--join", "b:2", "--kv-cache-memory", "400MiB", "--no-enable-prefix-caching"]
+    )
+    assert config.join == ["a:1", "b:2"]
+    assert config.kv_cache_memory == 400 << 20
+    assert not config.enable_prefix_caching
+    assert config.max_num_batched_tokens == 512
+
+
+def test_the_environment_and_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "decode.yaml"
+    path.write_text("model: /from-file\nmax_num_seqs: 3\nkv_cache_memory: 1GiB\njoin: [c:3]\n")
+    monkeypatch.setenv("KVASIR_DECODE_MAX_NUM_SEQS", "5")
+    config = DecodeConfig.load(["--config", str(path)])
+    assert (config.model, config.max_num_seqs, config.kv_cache_memory) == (Path("/from-file"), 5, 1 << 30)
+    assert config.join == ["c:3"]
+    monkeypatch.setenv("KVASIR_DECODE_JOIN", "a:1, b:2")
+    assert DecodeConfig.load(["--config", str(path)]).join == ["a:1", "b:2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "model"),
+        (["--model", "/m", "--join", "nowhere"], "host:port"),
+        (["--model", "/m", "--listen", "50051"], "host:port"),
+        (["--model", "/m", "--kv-cache-memory", "lots"], "amount of memory"),
+        (["--model", "/m", "--max-num-seqs", "0"], "greater than 0"),
+        (["--model", "/m", "--cpus", "x"], "CPUs"),
+    ],
+)
+def test_mistakes_are_explained(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        PrefillConfig.load(arguments)
+    assert left.value.code == 2
+    assert words in capsys.readouterr().err
