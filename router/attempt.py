@@ -52,18 +52,21 @@ class Attempt:
         self._prompt_logprobs: list[PositionLogprobs] = []
         self._decode_has_spoken = False
         self._is_transferred = False
+        late: Heard = (None, DeadlineExceeded("the request's time is over"))
+        self._timer = asyncio.get_running_loop().call_at(life.deadline_s, self._inbox.put_nowait, late)
         self._wait_for_room(wants_prefill=True)
 
     async def next(self) -> TokenDelta:
         """The next tokens, from whichever node they come."""
         while True:
-            source, event = await self._hear()
+            source, event = await self._inbox.get()
             delta = self._act_on(source, event)
             if delta is not None:
                 return delta
 
     def close(self) -> None:
         """Nothing of it stays anywhere: not in the queue, not on a node."""
+        self._timer.cancel()
         if self._entry is not None:
             self._queue.leave(self._entry)
         for leg in (self._prefill, self._decode):
@@ -74,20 +77,11 @@ class Attempt:
             if isinstance(event, Placement):  # room that was found while we left
                 event.release()
 
-    async def _hear(self) -> Heard:
-        if not self._inbox.empty():
-            return self._inbox.get_nowait()
-        try:
-            async with asyncio.timeout_at(self._life.deadline_s):
-                return await self._inbox.get()
-        except TimeoutError:
-            raise DeadlineExceeded("the request's time is over") from None
-
     def _act_on(self, source: Leg | None, event: wire.Event | Placement | ServingError) -> TokenDelta | None:
         if isinstance(event, Placement):
             self._start(event)
         elif isinstance(event, ServingError):
-            raise event  # no room will come
+            raise event  # no room will come, or no time is left
         elif source is self._prefill and source is not None:
             return self._prefill_says(source, event)
         elif source is self._decode and source is not None:
