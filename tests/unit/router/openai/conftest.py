@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import httpx
 import openai
 import pytest
+import pytest_asyncio
 
 from kvasir.common.metrics import Metrics
 from kvasir.router.app import create_app
@@ -97,8 +98,14 @@ def saying(text: str, **options: object) -> Callable[[RoutedRequest], Sequence[S
     return lambda request: play([*ids(text), END], request, **options)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-async def router() -> AsyncIterator[Router]:
-    """It always answers `hello wörld`."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_router() -> AsyncIterator[Router]:
     async with running_router(saying("hello wörld")) as router:
         yield router
+
+
+@pytest.fixture
+def router(shared_router: Router) -> Router:
+    """It always answers `hello wörld`. One server for all tests of a module: they share its event loop."""
+    shared_router.dispatcher.requests.clear()
+    return shared_router

@@ -7,6 +7,8 @@ from kvasir.common.errors import InvalidRequest, NodeUnavailable, Overloaded
 from kvasir.router.types import TokenDelta
 from tests.unit.router.openai.conftest import Router, ids, running_router, saying
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 USER = {"role": "user", "content": "hi"}
 
 

@@ -1,0 +1,256 @@
+"""Whatever a client sends is a 4xx with OpenAI's body, reaches no node, and leaves the next request healthy."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvasir.router.openai.models import ChatBody, CompletionBody
+from kvasir.router.openai.parsing import UNSUPPORTED
+from tests.unit.router.openai.conftest import Router, running_router, saying
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+def check(response: httpx.Response, status: int = 400) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    error: dict[str, Any] = body["error"]
+    return error
+
+
+async def is_healthy(router: Router) -> bool:
+    num_before = len(router.dispatcher.requests)
+    response = await router.complete(prompt="fine")
+    return response.status_code == 200 and len(router.dispatcher.requests) == num_before + 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"text"',
+        b"null",
+        b"\xff\xfe",
+        b'{"model": "m", "prompt": "\xc3"}',
+        b'{"model": "m", "prompt": "\\ud800"}',
+        b'{"model": "m", "prompt": "p", "temperature": NaN}',
+        b'{"model": "m", "prompt": "p", "temperature": Infinity}',
+        b'{"model": "m", "prompt": "p", "temperature": 1e999}',
+        b'{"model": "m", "prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"model": "m", "prompt": ' + b"[" * 500 + b"]" * 500 + b"}",
+        b'{"model": "m", "prompt": "p", "x": ' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}",
+    ],
+    ids=range(14),
+)
+async def test_what_is_no_request_at_all(router: Router, body: bytes) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        check(await router.http.post(path, content=body))
+    assert router.dispatcher.requests == []
+    assert await is_healthy(router)
+
+
+BAD_FIELDS: list[tuple[str, Any]] = [
+    *(("temperature", value) for value in (-0.1, 2.1, "1", True, [], {})),
+    *(("top_p", value) for value in (-0.1, 1.1, "1")),
+    *(("top_k", value) for value in (-2, 1.5, 2**31, 10**30, "5")),
+    *(("min_p", value) for value in (-1, 2)),
+    *(("seed", value) for value in (2**64, -(2**63) - 1, 1.5, "7", 10**40)),
+    *(("presence_penalty", value) for value in (2.5, -2.5)),
+    *(("frequency_penalty", value) for value in (2.5, "x")),
+    *(("repetition_penalty", value) for value in (0, -1, 1000)),
+    *(("max_tokens", value) for value in (0, -1, 1.5, "10", True, 2**31, 10**30)),
+    *(("min_tokens", value) for value in (-1, 17, "1")),
+    *(("n", value) for value in (0, -1, 129, 1.5, "2")),
+    *(("stop", value) for value in ("", [""], [1], {}, 5, [None], ["x"] * 65, "x" * 5000)),
+    *(("stop_token_ids", value) for value in ([-1], [300], ["1"], [2**31], 5)),
+    *(("allowed_token_ids", value) for value in ([], [300], [-1])),
+    *(("bad_words", value) for value in ([""], "x", [1], ["x" * 300])),
+    *(("logit_bias", {key: 5}) for key in ("191222", "-1", "AI", "", "1.0", "²", "9" * 100)),
+    *(("logit_bias", value) for value in ({"5": 1000}, {"5": None}, {"5": "x"}, [], [1], "x", 5)),
+    *(("stream", value) for value in ("yes", 1)),
+    *(("stream_options", value) for value in ({"include_usage": True}, {"include_usage": 1}, [], "x")),
+    *(("cache_salt", value) for value in ("", 5, ["x"], "x" * 2000)),
+    *(("priority", value) for value in (1.5, "x", 2**31)),
+    *(("model", value) for value in (None, 5, ["m"])),
+    *(("ignore_eos", value) for value in ("true", 0)),
+    *(("tools", value) for value in ([{"type": "function"}], "x", 5)),
+    ("tool_choice", "required"),
+    ("functions", [{}]),
+    ("response_format", {"type": "json_object"}),
+    ("response_format", "json"),
+    ("structured_outputs", {"regex": "a"}),
+    ("chat_template", "{{ 1 }}"),
+    ("suffix", "x"),
+    ("best_of", 2),
+    ("prompt_logprobs", 1),
+]
+
+
+async def test_every_bad_field_is_a_400_on_both_endpoints(router: Router) -> None:
+    for name, value in BAD_FIELDS:
+        for response in (
+            await router.complete(**{name: value}),
+            await router.chat(max_completion_tokens=16, **{name: value}),
+        ):
+            error = check(response)
+            assert error["type"] == "invalid_request_error"
+            assert error["param"].startswith(name), (name, value, error)
+    assert router.dispatcher.requests == []
+    assert await is_healthy(router)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "x" * 200, "x" * 100_000, [], [[]], "", [""], [1, "a"], [1.5], [[1], "a"], [True], {}, 5, [300], [-1], [10**30],
+        [1] * 151, [[1], []], ["a"] * 129, [[[1]]],
+    ],
+    ids=range(19),
+)  # fmt: skip
+async def test_bad_prompts(router: Router, prompt: Any) -> None:
+    # An empty text is a prompt where the tokenizer adds a BOS, as here it does not.
+    error = check(await router.complete(prompt=prompt, add_special_tokens=False))
+    assert error["param"] == "prompt"
+    assert router.dispatcher.requests == []
+    assert await is_healthy(router)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        None, [], {}, "hi", [{}], [5], [{"role": "user"}], [{"role": "user", "content": None}],
+        [{"role": "king", "content": "hi"}], [{"role": 5, "content": "hi"}], [{"role": "user", "content": 5}],
+        [{"role": "user", "content": ["hi"]}], [{"role": "user", "content": [{}]}],
+        [{"role": "user", "content": [{"type": "text"}]}], [{"role": "user", "content": [{"type": "text", "text": 5}]}],
+        [{"role": "user", "content": [IMAGE]}], [{"role": "tool", "content": "x", "tool_call_id": "1"}],
+        [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}],
+        [{"role": "user", "content": "x" * 1000}],
+    ],
+    ids=range(19),
+)  # fmt: skip
+async def test_bad_messages(router: Router, messages: Any) -> None:
+    error = check(await router.post("/v1/chat/completions", messages=messages))
+    assert error["param"].startswith("messages")
+    assert router.dispatcher.requests == []
+    assert await is_healthy(router)
+
+
+async def test_what_excludes_each_other(router: Router) -> None:
+    check(await router.chat(continue_final_message=True, add_generation_prompt=True))
+    check(await router.chat(top_logprobs=2))
+    check(await router.chat(logprobs=True, top_logprobs=6))
+    check(await router.complete(logprobs=6))
+    check(await router.complete(echo=True, logprobs=1))
+    check(await router.complete(max_tokens=5, min_tokens=6))
+    check(await router.complete(prompt=["a", "b"], n=65))
+    assert router.dispatcher.requests == []
+
+
+@pytest.mark.parametrize(
+    "name", ["tools", "response_format", "suffix", "best_of", "structured_outputs", "chat_template"]
+)
+async def test_what_cannot_be_had_is_refused_by_name(router: Router, name: str) -> None:
+    error = check(await router.chat(**{name: {"type": "json_schema"}}))
+    assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+    assert "not supported" in error["message"]
+
+
+async def test_the_unsupported_have_values_that_ask_for_nothing(router: Router) -> None:
+    harmless = {"tools": [], "tool_choice": "auto", "best_of": 1, "response_format": {"type": "text"}, "suffix": ""}
+    assert harmless.keys() <= UNSUPPORTED.keys()
+    assert (await router.complete(**harmless)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "ask", [{"max_tokens": 10**6}, {"max_tokens": 200}, {"prompt": [1] * 151}, {"prompt": "x " * 500}]
+)
+async def test_too_long_is_context_length_exceeded(router: Router, ask: dict[str, Any]) -> None:
+    for stream in (False, True):
+        assert check(await router.complete(stream=stream, **ask))["code"] == "context_length_exceeded"
+    assert router.dispatcher.requests == []
+
+
+async def test_what_the_cache_cannot_hold_ends_early(router: Router) -> None:
+    """max_tokens within the model's length but beyond the largest node's cache."""
+    assert (await router.complete(prompt=[1] * 150, max_tokens=50)).status_code == 200
+    assert (await router.complete(prompt=[1] * 100, max_tokens=100)).status_code == 200
+    assert [request.sampling.max_tokens for request in router.dispatcher.requests] == [1, 51]
+
+
+async def test_missing_and_unknown_models(router: Router) -> None:
+    response = await router.http.post("/v1/completions", json={"prompt": "p"})
+    assert check(response)["param"] == "model"
+    assert check(await router.complete(model="other"), 404)["code"] == "model_not_found"
+    assert check(await router.http.get("/v1/models/other"), 404)["code"] == "model_not_found"
+
+
+async def test_unknown_fields_are_ignored_and_counted(router: Router) -> None:
+    before = await router.metric("kvasir:router_unknown_fields_total")
+    assert (await router.complete(foo=1, bar={"a": []}, user="me", metadata={})).status_code == 200
+    assert await router.metric("kvasir:router_unknown_fields_total") == before + 2
+
+
+async def test_a_body_over_the_limit_is_413_announced_or_not() -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b"x" * 1000
+
+    async with running_router(saying("x"), max_request_bytes=50_000) as router:
+        check(await router.complete(prompt="x" * 60_000), 413)
+        check(await router.http.post("/v1/completions", content=endless()), 413)
+        assert check(await router.complete(prompt="x" * 40_000))["code"] == "context_length_exceeded"
+        assert await is_healthy(router)
+
+
+async def test_unknown_routes_and_methods(router: Router) -> None:
+    for path in (
+        "/",
+        "/v1",
+        "/v1/completions/",
+        "//v1/completions",
+        "/V1/completions",
+        "/v1/chat",
+        "/docs",
+        "/openapi.json",
+    ):
+        check(await router.http.post(path, json={"model": "m", "prompt": "p"}), 404)
+    error = await router.http.get("/v1/completions")
+    check(error, 405)
+    assert "POST" in error.headers["allow"]
+    for method in ("DELETE", "PUT", "PATCH", "OPTIONS"):
+        check(await router.http.request(method, "/v1/completions"), 405)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = sorted(CompletionBody.model_fields.keys() | ChatBody.model_fields.keys() | UNSUPPORTED.keys())
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=4),
+    st.sampled_from(["completions", "chat/completions"]),
+)
+async def test_any_values_at_all_are_an_answer_or_a_400(router: Router, fields: dict[str, Any], path: str) -> None:
+    body = {"model": "m", "prompt": "p", "messages": MESSAGES, "max_tokens": 3, **fields}
+    response = await router.http.post(f"/v1/{path}", content=json.dumps(body).encode())
+    assert response.status_code in (200, 400, 404), (body, response.text)
+    if response.status_code != 200:
+        check(response, response.status_code)
