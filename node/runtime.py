@@ -25,6 +25,7 @@ from kvasir.common.grpc_server import bind, check_listen, new_server
 from kvasir.common.secrets import cluster_secret
 from kvasir.common.status_server import Health, StatusServer
 from kvasir.engine import wire
+from kvasir.engine.models.config import UnsupportedModel
 from kvasir.node.announce import Announcer, own_address
 from kvasir.node.build import BuiltNode, build
 from kvasir.node.config import NodeConfig
@@ -61,7 +62,7 @@ def run_node(config: NodeConfig, kind: NodeKind) -> int:
         check_listen(config.listen, secret)  # now, and not after the model is loaded
         log.info("loading %s", config.model)
         built = build(config, kind.name, secret)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, UnsupportedModel) as error:
         log.error("cannot start: %s", error)
         return 1
     try:
