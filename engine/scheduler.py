@@ -171,7 +171,6 @@ class Scheduler:
         if len(self.running) + len(self.loading) >= self.limits.max_num_seqs:
             return False
         if draft.budget == 0 and not request.awaits:
-            self._queue_may_move = True
             return False
         if not self.tables.begin(request, self._num_spare_blocks(request)):
             return False

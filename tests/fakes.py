@@ -1,9 +1,13 @@
 """A model that needs no tensors, yet really writes and reads a KV cache."""
 
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import NDArray
 
 from kvasir.engine.types import BlockId, KVLayout, RequestId, Sampled, StepPlan
 
+VOCAB_SIZE = 1000
 _MASK = 2**64 - 1
 
 
@@ -16,16 +20,50 @@ def _mix(*values: int) -> int:
     return state
 
 
+def _kv_of(token_id: int, position: int, digest: int) -> int:
+    return _mix(token_id, position, digest) >> 2
+
+
+def _digest_with(digest: int, kv: int, position: int) -> int:
+    return (digest + kv * (2 * position + 1)) & _MASK
+
+
+def _next_token(digest: int, position: int, seed: int) -> int:
+    return _mix(digest, position, seed) % VOCAB_SIZE
+
+
+def fake_kv(token_ids: Sequence[int]) -> list[int]:
+    """The KV of each token, computed without any cache."""
+    values: list[int] = []
+    digest = 0
+    for position, token_id in enumerate(token_ids):
+        values.append(_kv_of(token_id, position, digest))
+        digest = _digest_with(digest, values[-1], position)
+    return values
+
+
+def fake_tokens(token_ids: Sequence[int], num_tokens: int, seed: int = 0) -> list[int]:
+    """The next `num_tokens` tokens after `token_ids`, generated without any cache."""
+    tokens = list(token_ids)
+    digest = 0
+    for position, kv in enumerate(fake_kv(tokens)):
+        digest = _digest_with(digest, kv, position)
+    for _ in range(num_tokens):
+        tokens.append(_next_token(digest, len(tokens), seed))
+        position = len(tokens) - 1
+        digest = _digest_with(digest, _kv_of(tokens[-1], position, digest), position)
+    return tokens[len(token_ids) :]
+
+
 class FakeModelRunner:
     """Deterministic. A lost, misplaced, stale or missing block changes everything that follows it.
 
     `kv[block, offset]` is one token's "KV": a mix of the token, its position and a digest of all KV before it, which is
-    read back through the block table. The next token is a mix of the digest of all KV, position and seed.
+    read back through the block table. The next token is a mix of the digest of all KV, the position and the seed.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, vocab_size: int = 1000) -> None:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
         self.kv = np.random.default_rng(7).integers(1, 2**62, (num_blocks, block_size), dtype=np.int64)
-        self.vocab_size = vocab_size
         self.plans: list[StepPlan] = []
         self.non_finite: set[RequestId] = set()  # these get NaN logits
 
@@ -36,7 +74,7 @@ class FakeModelRunner:
             request = chunk.request
             digest = self._compute(request.block_table, request.token_ids[: chunk.end], chunk.start)
             if chunk.samples:
-                token_id = _mix(digest, chunk.end, request.sampling.seed) % self.vocab_size
+                token_id = _next_token(digest, chunk.end, request.sampling.seed)
                 is_finite = request.request_id not in self.non_finite
                 sampled[request.request_id] = Sampled((token_id,), is_finite=is_finite)
         return sampled
@@ -47,15 +85,15 @@ class FakeModelRunner:
         for position, token_id in enumerate(token_ids):
             slot = block_table[position // block_size], position % block_size
             if position >= start:
-                self.kv[slot] = _mix(token_id, position, digest) >> 2
-            digest = (digest + int(self.kv[slot]) * (2 * position + 1)) & _MASK
+                self.kv[slot] = _kv_of(token_id, position, digest)
+            digest = _digest_with(digest, int(self.kv[slot]), position)
         return digest
 
 
 class FakeBlockMemory:
     """The same KV as bytes: a `BlockMemory` for connectors."""
 
-    def __init__(self, kv: np.ndarray) -> None:
+    def __init__(self, kv: NDArray[np.int64]) -> None:
         self._kv = kv
         self.layout = KVLayout(
             num_layers=1, num_kv_heads=1, total_kv_heads=1, head_dim=1, block_size=kv.shape[1], dtype="float32"

@@ -5,13 +5,13 @@ import threading
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.fakes import FakeModelRunner
 
 from kvasir.common.errors import EngineDead, InvalidRequest
 from kvasir.engine.async_engine import AsyncEngine
 from kvasir.engine.engine import Engine
 from kvasir.engine.scheduler import Scheduler
 from kvasir.engine.types import Limits, Request, RequestId, Sampled, SamplingParams, StepPlan, StepResult
+from tests.fakes import FakeModelRunner
 
 DEADLINE_S = 20
 
@@ -120,10 +120,11 @@ async def test_age_grows_while_a_step_hangs_and_is_zero_when_idle(bench: Bench) 
 
 
 async def test_cancel_frees_between_steps(bench: Bench) -> None:
+    bench.runner.gate.clear()
     bench.engine.submit(request("a", 40))
-    async with asyncio.timeout(DEADLINE_S):
-        await bench.news.wait()
+    await asyncio.to_thread(bench.runner.entered.wait, DEADLINE_S)
     bench.engine.cancel(RequestId("a"))
+    bench.runner.gate.set()
     assert await bench.engine.call(lambda engine: engine.stats().num_running) == 0
     assert "a" not in bench.finished
 

@@ -1,13 +1,13 @@
 """The engine over a fake model: what is cut how must not show in the output."""
 
 import pytest
-from tests.fakes import FakeModelRunner
 
 from kvasir.common.errors import InvalidRequest, NumericalError
 from kvasir.engine.engine import Engine
 from kvasir.engine.scheduler import Scheduler
 from kvasir.engine.stats import StepMetrics
 from kvasir.engine.types import FinishReason, Limits, Request, RequestId, SamplingParams, StepResult
+from tests.fakes import FakeModelRunner
 
 MAX_STEPS = 2000
 

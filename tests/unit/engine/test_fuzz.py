@@ -1,0 +1,80 @@
+"""Random workloads: every block is accounted for, nobody waits for ever, and the output is what it is alone.
+
+FUZZ_EXAMPLES=5000 looks for new cases; without it, the same cases are run each time.
+"""
+
+import os
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvasir.engine.types import Limits
+from tests.unit.engine.world import Script, World
+
+EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
+SMALL = st.integers(0, 6)
+
+
+@st.composite
+def some_limits(draw: st.DrawFn) -> Limits:
+    return Limits(
+        block_size=draw(st.sampled_from([1, 2, 4, 5])),
+        num_blocks=draw(st.integers(2, 16)),
+        max_num_batched_tokens=draw(st.sampled_from([64, 8, 3, 2, 1])),
+        max_num_seqs=draw(st.sampled_from([6, 3, 2, 1])),
+        max_model_len=draw(st.sampled_from([20, 1000])),
+        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 5])),
+        watermark=draw(st.sampled_from([0.0, 0.01, 0.3])),
+        enable_prefix_caching=draw(st.sampled_from([True, True, False])),
+        reserve_whole_prompt=draw(st.booleans()),
+        scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),
+    )
+
+
+@st.composite
+def some_script(draw: st.DrawFn, limits: Limits) -> Script:
+    """Any request that fits an empty cache. Prompts share prefixes often."""
+    longest = min(limits.max_model_len, limits.num_blocks * limits.block_size + 1) - 1
+    num_tokens = draw(st.integers(1, longest) | st.integers(min(4, longest), min(12, longest)))
+    num_shared = draw(st.integers(0, num_tokens))
+    num_moved = draw(st.integers(0, min(3, num_tokens - 1)))
+    tail = draw(st.integers(1, 3))
+    prompt = tuple([5] * num_shared + [tail] * (num_tokens - num_shared))[: num_tokens - num_moved]
+    kind = draw(st.sampled_from(["plain", "plain", "decode", "decode", "hand_off", "store", "alone"]))
+    num_blocks = -(-num_tokens // limits.block_size)
+    return Script(
+        prompt=prompt,
+        max_tokens=num_moved + draw(st.sampled_from([12, 30, 40]) | st.integers(1, 20)),
+        arrival=draw(st.integers(0, 8)),
+        priority=draw(st.integers(-1, 1)),
+        seed=draw(st.integers(0, 2)),
+        stops=draw(st.sampled_from([False, False, True])),
+        num_moved_tokens=num_moved,
+        hand_off=kind in ("hand_off", "store"),
+        loads=kind in ("store", "decode"),
+        lost_blocks=frozenset(draw(st.sets(st.integers(0, num_blocks - 1)))),
+        blocks_per_tick=draw(st.integers(1, 4)),
+        load_delay=draw(SMALL),
+        continue_at=draw(SMALL) if kind in ("decode", "alone") else None,
+        num_first_tokens=draw(st.sampled_from([1, 1, 0, 2])),
+        cancel_after=draw(st.sampled_from([None] * 30 + list(range(20)))),
+        release_delay=draw(SMALL),
+    )
+
+
+@st.composite
+def some_world(draw: st.DrawFn) -> tuple[Limits, list[Script]]:
+    limits = draw(some_limits())
+    return limits, draw(st.lists(some_script(limits), min_size=2, max_size=8))
+
+
+@settings(
+    max_examples=int(EXAMPLES or 400),
+    derandomize=EXAMPLES is None,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(some_world())
+def test_any_workload(world: tuple[Limits, list[Script]]) -> None:
+    World(*world).run()

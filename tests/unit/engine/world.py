@@ -1,0 +1,256 @@
+"""All that surrounds an engine, acting from a script: arrivals, transfers, first tokens, cancels, releases.
+
+Each tick the script acts, then the engine steps if it has work; after each step everything that must hold is checked.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvasir.engine.engine import Engine
+from kvasir.engine.scheduler import Scheduler
+from kvasir.engine.types import (
+    Admitted,
+    BlockId,
+    ComputedBlocks,
+    FinishReason,
+    Limits,
+    Phase,
+    Request,
+    RequestId,
+    Sampled,
+    SamplingParams,
+    SequenceOutput,
+    StepPlan,
+    StepResult,
+)
+from tests.fakes import FakeModelRunner, fake_kv, fake_tokens
+
+STOP_TOKENS = frozenset(range(0, 1000, 17))  # about every 17th token stops
+
+
+@dataclass(frozen=True)
+class Script:
+    """One request, and what befalls it. Times are ticks; None: never."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int = 6
+    arrival: int = 0
+    priority: int = 0
+    seed: int = 0
+    stops: bool = False
+    num_moved_tokens: int = 0  # output tokens that it has already when it comes
+    hand_off: bool = False
+    loads: bool = False  # awaits blocks
+    lost_blocks: frozenset[int] = frozenset()  # indices that never land, or land as garbage
+    blocks_per_tick: int = 1
+    load_delay: int = 0
+    continue_at: int | None = None  # awaits the first token until so many ticks after arrival
+    num_first_tokens: int = 1  # that come with it
+    cancel_after: int | None = None
+    release_delay: int = 0  # of reported blocks
+
+
+@dataclass
+class Life:
+    """What has become of one script so far."""
+
+    script: Script
+    request: Request
+    tokens: list[int] = field(default_factory=list)
+    reason: FinishReason | None = None
+    num_reported: int = 0
+    to_load: list[int] = field(default_factory=list)
+    block_table: tuple[BlockId, ...] = ()
+    load_at: int | None = None
+    is_loading: bool = False
+    cancelled: bool = False
+
+    @property
+    def known(self) -> list[int]:
+        """The tokens that it came with."""
+        return self.request.token_ids[: self.request.num_tokens_at_arrival]
+
+
+class CheckingRunner(FakeModelRunner):
+    """Also checks that no plan breaks a limit, and that nobody writes what another may read."""
+
+    scheduler: Scheduler
+
+    def execute(self, plan: StepPlan) -> dict[RequestId, Sampled]:
+        limits, tables = self.scheduler.limits, self.scheduler.tables
+        assert 0 < plan.num_tokens <= limits.max_num_batched_tokens
+        assert len({chunk.request.request_id for chunk in plan.chunks}) == len(plan.chunks)
+        for chunk in plan.chunks:
+            assert chunk.num_tokens > 0
+            assert chunk.request.phase is Phase.RUNNING
+            first, last = chunk.start // limits.block_size, (chunk.end - 1) // limits.block_size
+            for block in chunk.request.block_table[first : last + 1]:
+                assert tables.pool.ref_count(block) == 1, f"block {block} is written while others hold it"
+                assert not tables.cache.is_registered(block), f"block {block} is written while it can be found"
+        return super().execute(plan)
+
+
+class World:
+    def __init__(self, limits: Limits, scripts: Sequence[Script]) -> None:
+        self.limits = limits
+        self.runner = CheckingRunner(limits.num_blocks, limits.block_size)
+        self.engine = Engine(Scheduler(limits, b"fake-model"), self.runner)
+        self.runner.scheduler = self.engine.scheduler
+        self.lives = {f"r{i}": Life(script, _request(f"r{i}", script)) for i, script in enumerate(scripts)}
+        self.reports: list[tuple[int, ComputedBlocks, list[int]]] = []  # (when to release, report, its tokens)
+        self.tick = 0
+
+    def run(self) -> None:
+        """Until nothing is left. A request that nothing moves any more is found at once, not by waiting."""
+        while True:
+            is_last_act = self._act()
+            if self.engine.has_work:
+                self._step()
+            elif is_last_act and not self.engine.has_work:
+                break
+            self.tick += 1
+            assert self.tick < 5_000, "no end in sight"
+        stuck = list(self.engine.scheduler.requests)
+        assert not stuck, f"{stuck} wait for ever"
+        self.engine.check_invariants()
+        assert self.engine.stats().num_free_blocks == self.limits.num_blocks
+        for life in self.lives.values():
+            self._check_outcome(life)
+
+    def _act(self) -> bool:
+        """Do what the script says for this tick. True if nothing is left to be done."""
+        is_done = True
+        for name, life in self.lives.items():
+            age = self.tick - life.script.arrival
+            if age == 0:
+                self.engine.submit(life.request)
+            if age == life.script.continue_at:
+                self._continue(life)
+            if age == life.script.cancel_after:
+                life.cancelled = True
+                self.engine.cancel(RequestId(name))
+                self.engine.check_invariants()
+            if life.is_loading and life.load_at is not None and self.tick >= life.load_at:
+                self._load_some(life)
+            last_act = max(0, life.script.continue_at or 0, life.script.cancel_after or 0)
+            is_done &= age >= last_act and not life.is_loading
+        for due in [report for report in self.reports if report[0] <= self.tick]:
+            self.reports.remove(due)
+            self._check_content(due[1], due[2])
+            self.engine.release_blocks(due[1].block_ids)
+        return is_done and not self.reports
+
+    def _continue(self, life: Life) -> None:
+        first = fake_tokens(life.known, life.script.num_first_tokens, life.script.seed)
+        life.tokens += first
+        self.engine.continue_with(life.request.request_id, first)
+
+    def _load_some(self, life: Life) -> None:
+        for index in life.to_load[: life.script.blocks_per_tick]:
+            values = fake_kv(life.known)[index * self.limits.block_size : (index + 1) * self.limits.block_size]
+            is_lost = index in life.script.lost_blocks
+            self.runner.kv[life.block_table[index], : len(values)] = [-1] * len(values) if is_lost else values
+            if not is_lost:
+                self.engine.block_loaded(life.request.request_id, index)
+        del life.to_load[: life.script.blocks_per_tick]
+        if not life.to_load:
+            life.is_loading = False
+            self.engine.loading_done(life.request.request_id)
+
+    def _step(self) -> None:
+        running = list(self.engine.scheduler.running)
+        num_plans = len(self.runner.plans)
+        result = self.engine.step()
+        self.engine.check_invariants()
+        has_computed = len(self.runner.plans) > num_plans
+        assert has_computed or not result.is_empty or not self.engine.has_work, "steps that do nothing, for ever"
+        for plan in self.runner.plans[num_plans:]:
+            self._check_nobody_overtakes(plan, running)
+        self._read(result)
+
+    def _check_nobody_overtakes(self, plan: StepPlan, running: list[Request]) -> None:
+        """No newcomer is computed in a step in which one that held blocks, and still does, was not."""
+        planned = {chunk.request.request_id for chunk in plan.chunks}
+        left_out = [r for r in running if r.request_id not in planned and r.phase is Phase.RUNNING]
+        newcomers = planned - {request.request_id for request in running}
+        assert not (left_out and newcomers), f"{newcomers} overtook {left_out}"
+
+    def _read(self, result: StepResult) -> None:
+        assert not result.failed
+        for admitted in result.admitted:
+            self._admit(self.lives[admitted.request.request_id], admitted)
+        for report in result.computed:
+            self._take_report(self.lives[report.request_id], report)
+        for output in result.outputs:
+            self._take_output(self.lives[output.request_id], output)
+
+    def _admit(self, life: Life, admitted: Admitted) -> None:
+        if not life.script.loads:
+            return
+        cached = admitted.num_cached_tokens // self.limits.block_size
+        assert list(admitted.missing) == list(range(cached, -(-len(life.known) // self.limits.block_size)))
+        life.to_load = sorted(admitted.missing, key=lambda i: (i * 7) % 5)  # in no particular order
+        life.block_table = admitted.block_table
+        life.is_loading, life.load_at = True, self.tick + 1 + life.script.load_delay
+
+    def _take_report(self, life: Life, report: ComputedBlocks) -> None:
+        assert report.first_index == life.num_reported
+        life.num_reported += len(report.block_ids)
+        assert report.is_last == (life.num_reported == -(-len(life.known) // self.limits.block_size))
+        self._check_content(report, life.known)
+        self.reports.append((self.tick + life.script.release_delay, report, life.known))
+
+    def _check_content(self, report: ComputedBlocks, known: list[int]) -> None:
+        """What was reported is right, and stays so until it is released."""
+        values = fake_kv(known)
+        for i, block, num_tokens in zip(range(10**6), report.block_ids, report.num_tokens, strict=False):
+            start = (report.first_index + i) * self.limits.block_size
+            assert list(self.runner.kv[block, :num_tokens]) == values[start : start + num_tokens]
+
+    def _take_output(self, life: Life, output: SequenceOutput) -> None:
+        assert life.reason is None, "spoke after its end"
+        assert not life.cancelled or not output.token_ids, "generated after it was cancelled"
+        life.tokens += output.token_ids
+        life.reason = output.finish_reason
+
+    def _check_outcome(self, life: Life) -> None:
+        expected, reason = self._expected(life)
+        if life.reason is None:
+            assert life.cancelled, "neither finished nor cancelled"
+            assert life.tokens == expected[: len(life.tokens)]
+        else:
+            assert life.tokens == expected
+            assert life.reason is reason
+
+    def _expected(self, life: Life) -> tuple[list[int], FinishReason]:
+        """What it generates here (and the first token that it was given), by the rules alone."""
+        script = life.script
+        given = script.num_first_tokens if script.continue_at is not None else 0
+        longest = min(self.limits.max_model_len, self.limits.num_blocks * self.limits.block_size + 1)
+        room = max(given, min(script.max_tokens - script.num_moved_tokens, longest - len(life.known)))
+        tokens = fake_tokens(life.known, room, script.seed)
+        for i in range(given, room):
+            if script.stops and tokens[i] in STOP_TOKENS:
+                return tokens[: i + 1], FinishReason.STOP
+            if script.hand_off and i + 1 < room:
+                return tokens[: i + 1], FinishReason.HANDED_OFF
+        return tokens, FinishReason.LENGTH
+
+
+def _request(name: str, script: Script) -> Request:
+    awaits = {"blocks"} if script.loads else set()
+    if script.continue_at is not None:
+        awaits.add("continue")
+    return Request(
+        request_id=RequestId(name),
+        prompt_token_ids=list(script.prompt),
+        output_token_ids=fake_tokens(script.prompt, script.num_moved_tokens, script.seed),
+        sampling=SamplingParams(
+            max_tokens=script.max_tokens,
+            seed=script.seed,
+            stop_token_ids=STOP_TOKENS if script.stops else frozenset(),
+        ),
+        priority=script.priority,
+        hand_off=script.hand_off,
+        awaits=awaits,
+    )
