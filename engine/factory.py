@@ -1,0 +1,87 @@
+"""Puts an engine together: model, KV cache, scheduler."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kvasir.engine.engine import Engine
+from kvasir.engine.identity import kv_identity
+from kvasir.engine.kv_cache import KVCache, default_budget_bytes, kv_layout, num_blocks_that_fit
+from kvasir.engine.model_runner import ModelRunner
+from kvasir.engine.models import read_model_config
+from kvasir.engine.models.config import ModelConfig, UnsupportedModel, eos_token_ids
+from kvasir.engine.models.loader import choose_dtype, load_model
+from kvasir.engine.scheduler import Scheduler
+from kvasir.engine.settings import EngineSettings
+from kvasir.engine.types import KVLayout, Limits
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What others need to know of the model that an engine runs."""
+
+    name: str
+    kv_identity: bytes
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    max_model_len: int
+    dtype: str
+    layout: KVLayout
+
+
+def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
+    """Takes seconds: reads the weights, touches the cache's memory, compiles and warms up the kernels."""
+    if settings.num_threads > 0:
+        torch.set_num_threads(settings.num_threads)
+    directory, device = Path(settings.model), torch.device(settings.device)
+    config = read_model_config(directory)
+    dtype = choose_dtype(settings.dtype, config, device)
+    layout = kv_layout(config, settings.block_size, dtype)
+    info = ModelInfo(
+        name=directory.name,
+        kv_identity=kv_identity(directory, config, layout),
+        vocab_size=config.vocab_size,
+        eos_token_ids=eos_token_ids(directory),
+        max_model_len=_max_model_len(settings, config),
+        dtype=layout.dtype,
+        layout=layout,
+    )
+    model = load_model(directory, config, dtype, device)
+    num_blocks = num_blocks_that_fit(settings.kv_cache_memory or default_budget_bytes(device), layout)
+    kv_cache = KVCache(layout, num_blocks, device)
+    runner = ModelRunner(model, kv_cache, info.max_model_len)
+    runner.warm_up()
+    log.info(
+        "%s in %s on %s, %d threads; KV cache of %d blocks, %d tokens",
+        info.name, info.dtype, device, torch.get_num_threads(), num_blocks, num_blocks * settings.block_size,
+    )  # fmt: skip
+    return Engine(Scheduler(_limits(settings, info, num_blocks), info.kv_identity), runner), kv_cache, info
+
+
+def _max_model_len(settings: EngineSettings, config: ModelConfig) -> int:
+    longest = config.rope.max_position
+    if settings.max_model_len is not None and settings.max_model_len > longest:
+        raise UnsupportedModel(
+            f"max_model_len {settings.max_model_len} is more than the {longest} positions of this model "
+            f"(rope type {config.rope.kind})"
+        )
+    return settings.max_model_len or longest
+
+
+def _limits(settings: EngineSettings, info: ModelInfo, num_blocks: int) -> Limits:
+    return Limits(
+        block_size=settings.block_size,
+        num_blocks=num_blocks,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=info.max_model_len,
+        long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        watermark=settings.watermark,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        reserve_whole_prompt=settings.role == "prefill",
+        scheduling_policy=settings.scheduling_policy,
+    )

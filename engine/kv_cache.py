@@ -1,0 +1,72 @@
+"""The paged KV cache of one node: a fixed set of blocks, each holding `block_size` tokens of all layers, contiguous."""
+
+from pathlib import Path
+
+import torch
+
+from kvasir.engine.models.config import ModelConfig
+from kvasir.engine.types import BlockId, KVLayout
+from kvasir.kernels.block_bytes import block_bytes, write_block_bytes
+
+# Shapes: N blocks  L layers  K KV heads  B tokens a block  D head dim
+
+_DEFAULT_SHARE = 0.1  # of the memory that is free, since several nodes may share a machine
+_DEFAULT_MAX_BYTES = 4 << 30
+
+
+class KVCache:
+    """`data` is [N, L, 2, K, B, D]; the 2 are keys and values."""
+
+    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        shape = (num_blocks, layout.num_layers, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
+        # Filled, not just reserved: memory that is not there is missed now and not under load.
+        self.data = torch.zeros(shape, dtype=getattr(torch, layout.dtype), device=device)
+
+    def read(self, block_id: BlockId) -> memoryview:
+        """The block's bytes; on a CPU the cache's own memory, without a copy."""
+        return block_bytes(self.data, block_id)
+
+    def write(self, block_id: BlockId, payload: memoryview) -> None:
+        """Fill the block with exactly `layout.bytes_per_block` bytes."""
+        write_block_bytes(self.data, block_id, payload)
+
+
+def kv_layout(config: ModelConfig, block_size: int, dtype: torch.dtype) -> KVLayout:
+    return KVLayout(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        total_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=block_size,
+        dtype=str(dtype).removeprefix("torch."),
+    )
+
+
+def num_blocks_that_fit(budget_bytes: int, layout: KVLayout) -> int:
+    num_blocks = budget_bytes // layout.bytes_per_block
+    if num_blocks < 2:
+        raise ValueError(
+            f"kv_cache_memory of {budget_bytes:,} bytes holds {num_blocks} blocks of {layout.bytes_per_block:,} bytes"
+        )
+    return num_blocks
+
+
+def default_budget_bytes(device: torch.device) -> int:
+    """A share of what is free now."""
+    if device.type == "cpu":
+        return min(int(_available_bytes() * _DEFAULT_SHARE), _DEFAULT_MAX_BYTES)
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return int(free_bytes * 0.9)
+
+
+def _available_bytes() -> int:
+    """Of this machine, or of the container if it may use less."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and used.is_file() and limit.read_text().strip() != "max":
+        available = min(available, int(limit.read_text()) - int(used.read_text()))
+    return max(available, 0)

@@ -1,0 +1,71 @@
+"""What a request does to its logits before a token is chosen: bias, penalties, masks, in this order."""
+
+import torch
+from torch import Tensor
+
+from kvasir.engine.types import Request, SamplingParams
+
+# Shapes: V vocabulary
+
+
+def processes_logits(request: Request) -> bool:
+    params = request.sampling
+    return bool(
+        params.logit_bias
+        or params.allowed_token_ids
+        or params.bad_words
+        or params.repetition_penalty != 1
+        or params.presence_penalty
+        or params.frequency_penalty
+        or (params.min_tokens > len(request.output_token_ids) and params.stop_token_ids)
+    )
+
+
+def process_logits(raw: Tensor, request: Request) -> Tensor:
+    """raw [V], left as it is -> [V]; -inf for what must not come"""
+    params = request.sampling
+    logits = raw.clone()
+    if params.logit_bias:
+        ids, biases = zip(*params.logit_bias, strict=True)
+        logits[list(ids)] += torch.tensor(biases, dtype=logits.dtype, device=logits.device)
+    _penalise(logits, request)
+    return _mask(logits, request)
+
+
+def _penalise(logits: Tensor, request: Request) -> None:
+    """Repetition: prompt and output, once for each distinct token. Presence and frequency: output only."""
+    params, outputs = request.sampling, request.output_token_ids
+    if params.repetition_penalty != 1:
+        seen = torch.tensor(sorted({*request.prompt_token_ids, *outputs}), device=logits.device)
+        values = logits[seen]
+        penalty = params.repetition_penalty
+        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    if outputs and (params.presence_penalty or params.frequency_penalty):
+        counts = torch.bincount(torch.tensor(outputs, device=logits.device), minlength=len(logits))
+        logits -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
+
+
+def _mask(logits: Tensor, request: Request) -> Tensor:
+    params = request.sampling
+    if params.allowed_token_ids:
+        allowed = list(params.allowed_token_ids)
+        only = torch.full_like(logits, -torch.inf)
+        only[allowed] = logits[allowed]
+        logits = only
+    banned = _banned_now(params, request.output_token_ids)
+    if not banned:
+        return logits
+    rest = logits.clone()
+    rest[banned] = -torch.inf
+    # A ban that leaves nothing to say gives way.
+    return rest if bool(rest.max() > -torch.inf) else logits
+
+
+def _banned_now(params: SamplingParams, outputs: list[int]) -> list[int]:
+    """Last tokens of bad words whose beginning has just been said; stop tokens while it is too early to stop."""
+    banned = [
+        word[-1] for word in params.bad_words if len(word) == 1 or tuple(outputs[1 - len(word) :]) == tuple(word[:-1])
+    ]
+    if len(outputs) < params.min_tokens:
+        banned += params.stop_token_ids
+    return banned

@@ -1,0 +1,27 @@
+"""Architectures by the name that config.json gives them; a file is imported when its architecture is wanted."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvasir.engine.models.config import ModelConfig, read_raw_config
+
+if TYPE_CHECKING:
+    from kvasir.engine.models.llama import LlamaForCausalLM
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "kvasir.engine.models.llama",
+    "MistralForCausalLM": "kvasir.engine.models.llama",
+    "Qwen2ForCausalLM": "kvasir.engine.models.qwen",
+    "Qwen3ForCausalLM": "kvasir.engine.models.qwen",
+}
+
+
+def read_model_config(directory: Path) -> ModelConfig:
+    raw = read_raw_config(directory, ARCHITECTURES)
+    return model_class(raw["architectures"][0]).read_config(raw)
+
+
+def model_class(architecture: str) -> "type[LlamaForCausalLM]":
+    cls: type[LlamaForCausalLM] = getattr(import_module(ARCHITECTURES[architecture]), architecture)
+    return cls

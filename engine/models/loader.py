@@ -1,0 +1,95 @@
+"""Reads a Hugging Face directory: sharded or single safetensors, memory-mapped, one tensor at a time."""
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvasir.engine.models import model_class
+from kvasir.engine.models.config import ModelConfig, UnsupportedModel
+from kvasir.engine.models.llama import LlamaForCausalLM
+
+log = logging.getLogger(__name__)
+
+_LOG_EVERY_S = 2.0
+
+
+def load_model(directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LlamaForCausalLM:
+    """The model with its weights; a tensor that the checkpoint does not hold is an error with its name."""
+    with open_checkpoint(directory) as checkpoint:
+        progress = _Progress(directory, len(checkpoint.names))
+
+        def weights(name: str) -> Tensor:
+            progress.count()
+            return checkpoint.tensor(name).to(device, dtype)
+
+        return model_class(config.architecture)(config, weights)
+
+
+class _Progress:
+    """A log line now and then, while a large model loads."""
+
+    def __init__(self, directory: Path, num_tensors: int) -> None:
+        self._directory = directory
+        self._num_tensors = num_tensors
+        self._num_loaded = 0
+        self._told_s = time.monotonic()
+
+    def count(self) -> None:
+        self._num_loaded += 1
+        if time.monotonic() - self._told_s > _LOG_EVERY_S:
+            self._told_s = time.monotonic()
+            log.info("loading %s: %d of %d tensors", self._directory, self._num_loaded, self._num_tensors)
+
+
+def choose_dtype(option: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """`auto`: the checkpoint's own; but float32 on a CPU, where half precision products are slow."""
+    if option == "auto":
+        option = "float32" if device.type == "cpu" else config.checkpoint_dtype
+    known = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    if option not in known:
+        raise UnsupportedModel(f"unknown dtype {option!r}; known are auto, {', '.join(known)}")
+    return known[option]
+
+
+class Checkpoint:
+    """Tensors by name, over all shards."""
+
+    def __init__(self, shard_of: dict[str, Any]) -> None:
+        self._shard_of = shard_of
+        self.names = sorted(shard_of)
+
+    def tensor(self, name: str) -> Tensor:
+        """A view of the mapped file: read when it is used."""
+        if name not in self._shard_of:
+            raise UnsupportedModel(f"the checkpoint has no tensor {name}")
+        tensor: Tensor = self._shard_of[name].get_tensor(name)
+        return tensor
+
+
+@contextmanager
+def open_checkpoint(directory: Path) -> Iterator[Checkpoint]:
+    from safetensors import safe_open
+
+    with ExitStack() as stack:
+        shard_of: dict[str, Any] = {}
+        for path in shard_paths(directory):
+            shard = stack.enter_context(safe_open(path, framework="pt"))
+            shard_of.update(dict.fromkeys(shard.keys(), shard))
+        yield Checkpoint(shard_of)
+
+
+def shard_paths(directory: Path) -> list[Path]:
+    index = directory / "model.safetensors.index.json"
+    names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else []
+    paths = [directory / name for name in names or ["model.safetensors"]]
+    for path in paths:
+        if not path.is_file():
+            raise UnsupportedModel(f"{path} is missing; weights must be in safetensors files")
+    return paths

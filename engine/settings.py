@@ -1,0 +1,22 @@
+"""What an engine can be told. Option names are vLLM's."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    model: str  # a Hugging Face model directory
+    role: Literal["prefill", "decode"] = "decode"
+    dtype: str = "auto"  # the checkpoint's; on a CPU float32
+    device: str = "cpu"
+    num_threads: int = 0  # compute threads, on a CPU; 0: as many as torch chooses
+    max_model_len: int | None = None  # None: what the model allows
+    block_size: int = 16
+    kv_cache_memory: int | None = None  # bytes; None: a share of what is free
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    long_prefill_token_threshold: int = 0
+    watermark: float = 0.01
+    enable_prefix_caching: bool = True
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"

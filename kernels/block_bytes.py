@@ -1,0 +1,23 @@
+"""A KV block as bytes: what the bytes mean is nobody else's business."""
+
+import torch
+from torch import Tensor
+
+# Shapes: N blocks
+
+
+def block_bytes(kv_cache: Tensor, block: int) -> memoryview:
+    """kv_cache [N, ...], contiguous -> the bytes of one block; on a CPU the cache's own memory, without a copy."""
+    contents = kv_cache[block].reshape(-1).view(torch.uint8)
+    return contents.cpu().numpy().data
+
+
+def write_block_bytes(kv_cache: Tensor, block: int, payload: memoryview) -> None:
+    """Fill one block; `payload` has exactly as many bytes as a block."""
+    contents = kv_cache[block].view(-1).view(torch.uint8)
+    if payload.nbytes != contents.numel():
+        raise ValueError(f"a block has {contents.numel()} bytes, the payload {payload.nbytes}")
+    if contents.device.type == "cpu":
+        contents.numpy().data[:] = payload.cast("B")
+    else:
+        contents.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))

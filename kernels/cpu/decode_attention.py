@@ -1,0 +1,141 @@
+"""Attention of one new token a sequence over the paged cache, block by block in place, with a running softmax."""
+
+from typing import Any
+
+import numpy as np
+
+from kvasir.kernels.cpu.simd import (
+    TILE_COLUMNS,
+    TILE_ROWS,
+    carray,
+    compiled,
+    exp2,
+    float32_array,
+    float32_of,
+    int32_array,
+    loop,
+    multiply_tile,
+    next_piece,
+    padded,
+    prefetch,
+)
+
+# Shapes: S sequences  B tokens a block  H query heads  K KV heads  G = H / K  D head dim
+#   R = G, padded to whole tiles of rows     W = D, padded to whole tiles of columns
+
+
+@compiled
+def _score_block(query: Any, num_rows: Any, cache: Any, layer: Any, block: Any, next_block: Any, head: Any,
+                 scores: Any) -> None:  # fmt: skip
+    """scores[r, i] = query[r] . key i of the block. Meanwhile the next block comes in from memory."""
+    block_size, head_dim = cache.shape[4], cache.shape[5]
+    upcoming = cache.ctypes.data + next_block * cache.strides[0] + layer * cache.strides[1] + head * cache.strides[3]
+    for i in range(block_size):
+        for line in range(0, head_dim * 4, 64):
+            prefetch(upcoming + i * head_dim * 4 + line)
+            prefetch(upcoming + cache.strides[2] + i * head_dim * 4 + line)
+        for r in range(num_rows):
+            score = np.float32(0)
+            for d in range(head_dim):
+                score += query[r, d] * cache[block, layer, 0, head, i, d]
+            scores[r, i] = score
+
+
+@compiled
+def _add_values(scores: Any, num_rows: Any, cache: Any, layer: Any, block: Any, head: Any, sums: Any) -> None:
+    """sums[r] += scores[r] @ values of the block"""
+    block_size, head_dim = cache.shape[4], cache.shape[5]
+    if head_dim % TILE_COLUMNS == 0:
+        values = cache.ctypes.data + block * cache.strides[0] + layer * cache.strides[1] + cache.strides[2]
+        values += head * cache.strides[3]
+        for r in range(0, num_rows, TILE_ROWS):
+            for d in range(0, head_dim, TILE_COLUMNS):
+                multiply_tile(
+                    scores.ctypes.data + r * scores.strides[0], block_size, values + 4 * d, head_dim,
+                    sums.ctypes.data + r * sums.strides[0] + 4 * d, head_dim, block_size,
+                )  # fmt: skip
+        return
+    for r in range(num_rows):
+        for i in range(block_size):
+            for d in range(head_dim):
+                sums[r, d] += scores[r, i] * cache[block, layer, 1, head, i, d]
+
+
+@compiled
+def _softmax(num_rows: Any, scores: Any, low: Any, high: Any, state: Any, sums: Any) -> None:
+    """As in prefill: scores -> weights; state[r] = [maximum so far, sum so far]; sums follow the maximum."""
+    for r in range(num_rows):
+        highest = state[r, 0]
+        for i in range(low, high):
+            highest = max(highest, scores[r, i])
+        if highest != state[r, 0]:
+            rescale = exp2(state[r, 0] - highest)
+            state[r, 0] = highest
+            state[r, 1] *= rescale
+            for d in range(sums.shape[1]):
+                sums[r, d] *= rescale
+        total = np.float32(0)
+        for i in range(scores.shape[1]):
+            weight = exp2(scores[r, i] - highest)
+            if i < low or i >= high:
+                weight = np.float32(0)
+            scores[r, i] = weight
+            total += weight
+        state[r, 1] += total
+
+
+@compiled
+def _work(counter: Any, query: Any, num_heads: Any, cache: Any, layer: Any, block_tables: Any, seq_lens: Any,
+          scale: Any, window: Any, out: Any) -> None:  # fmt: skip
+    num_seqs = len(seq_lens)
+    num_kv_heads, block_size, head_dim = cache.shape[3], cache.shape[4], cache.shape[5]
+    group = num_heads // num_kv_heads
+    rows = padded(group, TILE_ROWS)
+    scaled = np.zeros((rows, head_dim), np.float32)
+    scores = np.zeros((rows, block_size), np.float32)
+    sums = np.zeros((rows, head_dim), np.float32)
+    state = np.zeros((rows, 2), np.float32)
+    while True:
+        piece = next_piece(counter)
+        s, head = piece // num_kv_heads, piece % num_kv_heads
+        if s >= num_seqs:
+            return
+        for r in range(group):
+            for d in range(head_dim):
+                scaled[r, d] = query[s, (head * group + r) * head_dim + d] * scale
+        sums[:] = 0
+        state[:, 0] = -np.inf
+        state[:, 1] = 0
+        end = seq_lens[s]
+        first_seen = max(0, end - window) if window > 0 else 0
+        last = (end - 1) // block_size
+        for index in range(first_seen // block_size, last + 1):
+            first = index * block_size
+            block = block_tables[s, index]
+            next_block = block_tables[s, min(index + 1, last)]
+            _score_block(scaled, group, cache, layer, block, next_block, head, scores)
+            _softmax(group, scores, max(0, first_seen - first), min(block_size, end - first), state, sums)
+            _add_values(scores, group, cache, layer, block, head, sums)
+        for r in range(group):
+            weight = np.float32(1) / state[r, 1]
+            for d in range(head_dim):
+                out[s, (head * group + r) * head_dim + d] = sums[r, d] * weight
+
+
+@loop
+def decode_attention(arguments: Any) -> None:
+    a = carray(arguments, 18)
+    num_seqs, num_heads = a[2], a[4]
+    num_blocks, num_layers, num_kv_heads, block_size, head_dim = a[6], a[7], a[8], a[9], a[10]
+    _work(
+        arguments,
+        float32_array(a[1], (num_seqs, a[3])),
+        num_heads,
+        float32_array(a[5], (num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim)),
+        a[11],
+        int32_array(a[12], (num_seqs, a[13])),
+        int32_array(a[14], (num_seqs,)),
+        float32_of(a[15]),
+        a[16],
+        float32_array(a[17], (num_seqs, num_heads * head_dim)),
+    )

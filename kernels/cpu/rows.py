@@ -1,0 +1,116 @@
+"""Loops over independent rows: normalisation, gated activation, rotation and writing into the KV cache."""
+
+from typing import Any
+
+import numpy as np
+
+from kvasir.kernels.cpu.simd import carray, compiled, exp2, float32_array, float32_of, int64_array, loop, next_piece
+
+# Shapes: T tokens  C hidden size  I intermediate size  N blocks  L layers  B tokens a block
+#   H query heads  K KV heads  D head dim
+ROWS_A_PIECE = 16
+_LOG2_E = np.float32(1.4426950408889634)
+
+
+@compiled
+def _rms_norm(counter: Any, hidden: Any, residual: Any, weight: Any, eps: Any, out: Any, has_residual: Any) -> None:
+    num_rows, size = hidden.shape
+    while True:
+        first = next_piece(counter) * ROWS_A_PIECE
+        if first >= num_rows:
+            return
+        for t in range(first, min(first + ROWS_A_PIECE, num_rows)):
+            total = np.float32(0)
+            if has_residual:
+                for c in range(size):
+                    value = residual[t, c] + hidden[t, c]
+                    residual[t, c] = value
+                    total += value * value
+            else:
+                for c in range(size):
+                    total += hidden[t, c] * hidden[t, c]
+            scale = np.float32(1) / np.sqrt(total / np.float32(size) + eps)
+            if has_residual:
+                for c in range(size):
+                    out[t, c] = residual[t, c] * scale * weight[c]
+            else:
+                for c in range(size):
+                    out[t, c] = hidden[t, c] * scale * weight[c]
+
+
+@loop
+def rms_norm(arguments: Any) -> None:
+    a = carray(arguments, 9)
+    shape = (a[1], a[2])
+    has_residual = a[4] != 0
+    hidden = float32_array(a[3], shape)
+    residual = float32_array(a[4], shape) if has_residual else hidden
+    eps = float32_of(a[6])
+    out = float32_array(a[7], shape)
+    _rms_norm(arguments, hidden, residual, float32_array(a[5], (a[2],)), eps, out, has_residual)
+
+
+@compiled
+def _silu_mul(counter: Any, gate_up: Any, out: Any) -> None:
+    num_rows, size = out.shape
+    while True:
+        first = next_piece(counter) * ROWS_A_PIECE
+        if first >= num_rows:
+            return
+        for t in range(first, min(first + ROWS_A_PIECE, num_rows)):
+            for c in range(size):
+                gate = gate_up[t, c]
+                e = exp2(-abs(gate) * _LOG2_E)  # never overflows
+                top = np.float32(1) if gate >= 0 else e
+                out[t, c] = gate * top / (np.float32(1) + e) * gate_up[t, size + c]
+
+
+@loop
+def silu_mul(arguments: Any) -> None:
+    a = carray(arguments, 5)
+    _silu_mul(arguments, float32_array(a[3], (a[1], 2 * a[2])), float32_array(a[4], (a[1], a[2])))
+
+
+@compiled
+def _rotate(qkv: Any, t: Any, first: Any, half: Any, cos: Any, sin: Any) -> None:
+    for d in range(first, first + half):
+        x, y = qkv[t, d], qkv[t, d + half]
+        c, s = cos[t, d - first], sin[t, d - first]
+        qkv[t, d] = x * c - y * s
+        qkv[t, d + half] = y * c + x * s
+
+
+@compiled
+def _write_kv(counter: Any, qkv: Any, num_heads: Any, rotates: Any, cos: Any, sin: Any, slots: Any, cache: Any,
+              layer: Any) -> None:  # fmt: skip
+    num_kv_heads, block_size, head_dim = cache.shape[3], cache.shape[4], cache.shape[5]
+    while True:
+        first = next_piece(counter) * ROWS_A_PIECE
+        if first >= len(slots):
+            return
+        for t in range(first, min(first + ROWS_A_PIECE, len(slots))):
+            if rotates:
+                for head in range(num_heads + num_kv_heads):
+                    _rotate(qkv, t, head * head_dim, head_dim // 2, cos, sin)
+            block, offset = slots[t] // block_size, slots[t] % block_size
+            for head in range(num_kv_heads):
+                key = (num_heads + head) * head_dim
+                value = key + num_kv_heads * head_dim
+                for d in range(head_dim):
+                    cache[block, layer, 0, head, offset, d] = qkv[t, key + d]
+                for d in range(head_dim):
+                    cache[block, layer, 1, head, offset, d] = qkv[t, value + d]
+
+
+@loop
+def write_kv(arguments: Any) -> None:
+    a = carray(arguments, 14)
+    num_tokens, num_heads = a[1], a[3]
+    num_blocks, num_layers, num_kv_heads, block_size, head_dim = a[9], a[10], a[11], a[12], a[13]
+    rotates = a[4] != 0
+    qkv = float32_array(a[2], (num_tokens, (num_heads + 2 * num_kv_heads) * head_dim))
+    cos = float32_array(a[4], (num_tokens, head_dim // 2)) if rotates else qkv
+    sin = float32_array(a[5], (num_tokens, head_dim // 2)) if rotates else qkv
+    cache = float32_array(a[8], (num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim))
+    slots = int64_array(a[6], (num_tokens,))
+    _write_kv(arguments, qkv, num_heads, rotates, cos, sin, slots, cache, a[7])

@@ -1,0 +1,204 @@
+"""What the compiled loops are made of: arrays at addresses, a shared counter, a register-blocked product, exp2."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+import numpy as np
+
+# By name, since what types they have says less than it seems to.
+numba: Any = import_module("numba")
+types: Any = numba.types
+intrinsic: Any = import_module("numba.extending").intrinsic
+cgutils: Any = import_module("numba.core.cgutils")
+ir: Any = cgutils.ir
+carray: Callable[..., Any] = numba.carray
+
+LANES = 16  # floats in one vector: one AVX-512 register, or two of AVX2
+TILE_ROWS = 4  # what `multiply_tile` computes at once:
+TILE_COLUMNS = 64  # 16 vectors of sums, which AVX-512 holds in registers
+
+_FAST = {"reassoc", "nsz", "contract", "arcp", "afn"}  # not nnan and ninf: NaN must come through
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Loop(Protocol):
+    """A compiled C function void(int64 *arguments)."""
+
+    address: int
+
+    def ctypes(self, arguments: Any) -> None: ...
+
+
+def _keep_compiled_code_by_version() -> None:
+    # numba looks at the file of a function alone, and would not see that a helper in another file has changed.
+    # A folder named after all of the code cannot be stale; and the user's cache can be written where the code cannot.
+    if "NUMBA_CACHE_DIR" in os.environ:
+        return
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    version = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    numba.config.CACHE_DIR = str(Path(base) / "kvasir" / "compiled" / version)
+
+
+_keep_compiled_code_by_version()
+
+
+def compiled(function: _Function) -> _Function:
+    """A helper of a loop."""
+    options = {"nogil": True, "cache": True, "fastmath": _FAST, "error_model": "numpy"}
+    return cast(_Function, numba.njit(**options)(function))
+
+
+def loop(function: Callable[[Any], None]) -> Loop:
+    """What `threads.launch` can start: it gets [counter, arguments...], 64 bits each."""
+    signature = types.void(types.CPointer(types.int64))
+    return cast(Loop, numba.cfunc(signature, cache=True)(function))
+
+
+def _intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
+    return cast(Callable[..., Any], intrinsic(function))
+
+
+def _pointer_to(element: Any) -> Callable[..., Any]:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    def typed(typing: Any, address: Any) -> Any:
+        return types.CPointer(element)(types.int64), codegen
+
+    return _intrinsic(typed)
+
+
+_float32_pointer = _pointer_to(types.float32)
+_int32_pointer = _pointer_to(types.int32)
+_int64_pointer = _pointer_to(types.int64)
+
+
+@compiled
+def float32_array(address: Any, shape: Any) -> Any:
+    return carray(_float32_pointer(address), shape)
+
+
+@compiled
+def int32_array(address: Any, shape: Any) -> Any:
+    return carray(_int32_pointer(address), shape)
+
+
+@compiled
+def int64_array(address: Any, shape: Any) -> Any:
+    return carray(_int64_pointer(address), shape)
+
+
+@compiled
+def float32_of(bits: Any) -> Any:
+    return np.int32(bits).view(np.float32)
+
+
+@compiled
+def padded(size: Any, tile: Any) -> Any:
+    """`size` rounded up to whole tiles."""
+    return (size + tile - 1) // tile * tile
+
+
+@_intrinsic
+def next_piece(typing: Any, counter: Any) -> Any:
+    """counter[0]++, atomically over all threads: which piece of work is mine."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        one = ir.Constant(ir.IntType(64), 1)
+        return builder.atomic_rmw("add", arguments[0], one, "monotonic")
+
+    return types.int64(types.CPointer(types.int64)), codegen
+
+
+@_intrinsic
+def prefetch(typing: Any, address: Any) -> Any:
+    """Ask for the cache line at `address`; no wait, and no fault where nothing is mapped."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        i8, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
+        function = builder.module.globals.get("llvm.prefetch.p0") or ir.Function(
+            builder.module, ir.FunctionType(ir.VoidType(), [i8, i32, i32, i32]), "llvm.prefetch.p0"
+        )
+        read, keep, data = ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)
+        builder.call(function, [builder.inttoptr(arguments[0], i8), read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@_intrinsic
+def multiply_tile(typing: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, c: Any, c_stride: Any, depth: Any) -> Any:
+    """c[4, 64] += a[4, depth] @ b[depth, 64], by address and row stride, with all of c in registers."""
+    signature = types.void(*[types.int64] * 7)
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        a, a_stride, b, b_stride, c, c_stride, depth = arguments
+        f32, i64 = ir.FloatType(), ir.IntType(64)
+        vector = ir.VectorType(f32, LANES)
+        a, b, c = (builder.inttoptr(address, f32.as_pointer()) for address in (a, b, c))
+        fuse = ("contract",)  # one fused multiply-add
+        num_vectors = TILE_COLUMNS // LANES
+
+        def vector_at(base: Any, row: Any, stride: Any, v: int) -> Any:
+            offset = builder.add(builder.mul(row, stride), ir.Constant(i64, v * LANES))
+            return builder.bitcast(builder.gep(base, [offset]), vector.as_pointer())
+
+        cells = [[cgutils.alloca_once(builder, vector) for _ in range(num_vectors)] for _ in range(TILE_ROWS)]
+        rows = [ir.Constant(i64, r) for r in range(TILE_ROWS)]
+        places = [[vector_at(c, row, c_stride, v) for v in range(num_vectors)] for row in rows]
+        for r in range(TILE_ROWS):
+            for v in range(num_vectors):
+                builder.store(builder.load(places[r][v], align=4), cells[r][v])
+        undefined, first = ir.Constant(vector, ir.Undefined), ir.Constant(ir.IntType(32), 0)
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
+        with cgutils.for_range(builder, depth) as k:
+            columns = [builder.load(vector_at(b, k.index, b_stride, v), align=4) for v in range(num_vectors)]
+            for r in range(TILE_ROWS):
+                offset = builder.add(builder.mul(rows[r], a_stride), k.index)
+                scalar = builder.load(builder.gep(a, [offset]))
+                spread = builder.shuffle_vector(builder.insert_element(undefined, scalar, first), undefined, zeros)
+                for v in range(num_vectors):
+                    product = builder.fmul(spread, columns[v], flags=fuse)
+                    builder.store(builder.fadd(builder.load(cells[r][v]), product, flags=fuse), cells[r][v])
+        for r in range(TILE_ROWS):
+            for v in range(num_vectors):
+                builder.store(builder.load(cells[r][v]), places[r][v], align=4)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@compiled
+def multiply_add(a: Any, b: Any, c: Any) -> None:
+    """c[R, C] += a[R, K] @ b[K, C]. R is a multiple of TILE_ROWS, C of TILE_COLUMNS; rows are contiguous."""
+    a_stride, b_stride, c_stride = a.strides[0], b.strides[0], c.strides[0]
+    a_address, b_address, c_address = a.ctypes.data, b.ctypes.data, c.ctypes.data
+    for column in range(0, c.shape[1] * 4, TILE_COLUMNS * 4):
+        for row in range(0, c.shape[0], TILE_ROWS):
+            multiply_tile(
+                a_address + row * a_stride, a_stride // 4,
+                b_address + column, b_stride // 4,
+                c_address + row * c_stride + column, c_stride // 4,
+                a.shape[1],
+            )  # fmt: skip
+
+
+@compiled
+def exp2(x: Any) -> Any:
+    """2 ** x for float32 x <= 0, to 2e-7 relative, in a form that compilers vectorise."""
+    x = max(x, np.float32(-126))
+    whole = np.floor(x + np.float32(0.5))
+    f = x - whole
+    p = np.float32(1.535336188319500e-4)
+    p = p * f + np.float32(1.339887440266574e-3)
+    p = p * f + np.float32(9.618437357674640e-3)
+    p = p * f + np.float32(5.550332471162809e-2)
+    p = p * f + np.float32(2.402264791363012e-1)
+    p = p * f + np.float32(6.931472028550421e-1)
+    p = p * f + np.float32(1)
+    return p * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)

@@ -1,0 +1,52 @@
+"""Runs a compiled loop on all compute threads: on the very threads that torch computes on.
+
+torch and numba each bring an OpenMP of their own, and two pools of threads on the same cores get in each other's way
+(idle OpenMP threads spin for a while). So the loops are compiled to plain C functions and started by the
+`GOMP_parallel` of the OpenMP that torch loaded. Without one, a loop runs on the calling thread.
+
+A loop takes its next piece of work from a counter in its arguments, so a thread that the machine has put aside delays
+nothing but the piece that it holds.
+"""
+
+import ctypes
+import struct
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from kvasir.kernels.cpu.simd import Loop
+
+_Address = ctypes.c_void_p
+
+
+def float_bits(value: float) -> int:
+    """A float32 as an argument; the loop takes it back by `float32_of`."""
+    bits: int = struct.unpack("<i", struct.pack("<f", value))[0]
+    return bits
+
+
+def launch(loop: Loop, num_pieces: int, *arguments: int) -> None:
+    """Call the compiled `loop` once on each compute thread with [counter = 0, *arguments], 64 bits each.
+
+    With fewer pieces of work than threads, not more threads than pieces.
+    """
+    block = (ctypes.c_int64 * (1 + len(arguments)))(0, *arguments)
+    num_threads = min(torch.get_num_threads(), num_pieces)
+    parallel = _gomp_parallel()
+    if num_threads <= 1 or parallel is None:
+        loop.ctypes(block)
+    else:
+        parallel(loop.address, block, num_threads, 0)
+
+
+@cache
+def _gomp_parallel() -> Callable[..., None] | None:
+    # RTLD_NOLOAD: the library that torch is using, never another copy of it.
+    for path in sorted(Path(torch.__file__).parent.glob("lib/libgomp*.so*")):
+        library = ctypes.CDLL(str(path), mode=ctypes.DEFAULT_MODE | 4)
+        library.GOMP_parallel.argtypes = [_Address, _Address, ctypes.c_uint, ctypes.c_uint]
+        library.GOMP_parallel.restype = None
+        return library.GOMP_parallel
+    return None

@@ -1,0 +1,50 @@
+"""Attention of one new token for each sequence, over the paged KV cache, read in place."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from kvasir.kernels.prefill_attention import prefill_attention_reference
+
+# Shapes: S sequences  M blocks of the longest sequence  N blocks  L layers  B tokens a block
+#   H query heads  K KV heads  D head dim
+
+
+def decode_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    layer: int,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    out: Tensor,
+    *,
+    scale: float,
+    window: int = 0,
+) -> None:
+    """query [S, >= H D], the last token of each sequence -> out [S, H D]
+
+    kv_cache: [N, L, 2, K, B, D]      block_tables: [S, M] int32      seq_lens: [S] int32, the new token included
+    window: how many tokens each token sees, itself included; 0: all
+    """
+    if query.device.type != "cpu" or kv_cache.dtype != torch.float32:
+        query_starts = torch.arange(len(seq_lens) + 1, dtype=torch.int32, device=query.device)
+        return prefill_attention_reference(
+            query, kv_cache, layer, block_tables, query_starts, seq_lens, out, scale=scale, window=window
+        )
+    from kvasir.kernels.cpu import decode_attention as cpu
+    from kvasir.kernels.cpu import threads
+
+    num_blocks, num_layers, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    assert query.stride(1) == 1
+    assert kv_cache.is_contiguous()
+    assert block_tables.is_contiguous()
+    assert out.is_contiguous()
+    threads.launch(
+        cpu.decode_attention, len(seq_lens) * num_kv_heads,
+        query.data_ptr(), len(seq_lens), query.stride(0), out.shape[1] // head_dim,
+        kv_cache.data_ptr(), num_blocks, num_layers, num_kv_heads, block_size, head_dim, layer,
+        block_tables.data_ptr(), block_tables.shape[1], seq_lens.data_ptr(),
+        threads.float_bits(scale * math.log2(math.e)), window, out.data_ptr(),
+    )  # fmt: skip
+    return None

@@ -1,0 +1,77 @@
+"""Causal attention of prompt chunks over the paged KV cache, read in place."""
+
+import math
+
+import torch
+from torch import Tensor
+
+# Shapes: T tokens  S sequences  M blocks of the longest sequence  N blocks  L layers  B tokens a block
+#   H query heads  K KV heads  D head dim
+
+
+def prefill_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    layer: int,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    seq_lens: Tensor,
+    out: Tensor,
+    *,
+    scale: float,
+    window: int = 0,
+) -> None:
+    """query [T, >= H D], the last tokens of each sequence, end to end -> out [T, H D]
+
+    kv_cache: [N, L, 2, K, B, D]      block_tables: [S, M] int32      seq_lens: [S] int32, this chunk included
+    query_starts: [S + 1] int32, sequence s owns tokens [starts[s], starts[s + 1])
+    window: how many tokens each token sees, itself included; 0: all
+    """
+    if query.device.type != "cpu" or kv_cache.dtype != torch.float32:
+        return prefill_attention_reference(
+            query, kv_cache, layer, block_tables, query_starts, seq_lens, out, scale=scale, window=window
+        )
+    from kvasir.kernels.cpu import prefill_attention as cpu
+    from kvasir.kernels.cpu import threads
+
+    num_blocks, num_layers, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    assert query.stride(1) == 1
+    assert kv_cache.is_contiguous()
+    assert block_tables.is_contiguous()
+    assert out.is_contiguous()
+    threads.launch(
+        cpu.prefill_attention, len(query) * num_kv_heads,
+        query.data_ptr(), len(query), query.stride(0), out.shape[1] // head_dim,
+        kv_cache.data_ptr(), num_blocks, num_layers, num_kv_heads, block_size, head_dim, layer,
+        block_tables.data_ptr(), len(seq_lens), block_tables.shape[1], query_starts.data_ptr(), seq_lens.data_ptr(),
+        threads.float_bits(scale * math.log2(math.e)), window, out.data_ptr(),
+    )  # fmt: skip
+    return None
+
+
+def prefill_attention_reference(
+    query: Tensor,
+    kv_cache: Tensor,
+    layer: int,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    seq_lens: Tensor,
+    out: Tensor,
+    *,
+    scale: float,
+    window: int = 0,
+) -> None:
+    num_kv_heads, head_dim = kv_cache.shape[3], kv_cache.shape[5]
+    starts, lengths = query_starts.tolist(), seq_lens.tolist()
+    for s, length in enumerate(lengths):
+        first, last = starts[s], starts[s + 1]
+        queries = query[first:last, : out.shape[1]].view(last - first, -1, head_dim).transpose(0, 1)
+        blocks = kv_cache[block_tables[s].long(), layer]  # [M, 2, K, B, D]
+        keys, values = blocks.permute(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)[:, :, :length]
+        positions = torch.arange(length - (last - first), length, device=query.device)[:, None]
+        seen = torch.arange(length, device=query.device)[None]
+        mask = seen <= positions if window == 0 else (seen <= positions) & (seen > positions - window)
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            queries[None], keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=True
+        )
+        out[first:last] = attended[0].transpose(0, 1).reshape(last - first, -1)

@@ -1,0 +1,25 @@
+"""The gated activation of the feed-forward layers."""
+
+import torch
+from torch import Tensor
+
+# Shapes: T tokens  I intermediate size
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """gate_up [T, 2 I]: gate, then up -> silu(gate) * up [T, I]"""
+    if gate_up.device.type != "cpu" or gate_up.dtype != torch.float32:
+        return silu_mul_reference(gate_up)
+    from kvasir.kernels.cpu import rows, threads
+
+    assert gate_up.is_contiguous(), "the loop reads rows of 2 I"
+    num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(num_tokens, size)
+    num_pieces = -(-num_tokens // rows.ROWS_A_PIECE)
+    threads.launch(rows.silu_mul, num_pieces, num_tokens, size, gate_up.data_ptr(), out.data_ptr())
+    return out
+
+
+def silu_mul_reference(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
