@@ -1,0 +1,108 @@
+"""A client that leaves, at any point, ends its generation at once; so does a router that stops."""
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+
+from kvasir.router.types import TokenDelta
+from tests.unit.router.openai.conftest import Router, ids, running_router, saying
+
+TOKEN = TokenDelta(sequence=0, token_ids=tuple(ids("a")))
+LAST = TokenDelta(sequence=0, token_ids=tuple(ids("z")), finish_reason="length")
+
+
+async def until(condition: Any, timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def outcomes(router: Router) -> dict[str, float]:
+    names = ("stop", "length", "abort", "error", "invalid", "overloaded")
+    label = 'kvasir:router_requests_total{endpoint="completions",model_name="m",outcome='
+    counts = {name: await router.metric(f'{label}"{name}"') for name in names}
+    return {name: count for name, count in counts.items() if count}
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("num_tokens", [0, 2], ids=["before_the_first_token", "later"])
+async def test_leaving_closes_the_generation(stream: bool, num_tokens: int, n: int) -> None:
+    async with running_router(lambda _: [TOKEN] * num_tokens + [1000.0]) as router:
+        dispatcher = router.dispatcher
+        asking = asyncio.create_task(router.complete(stream=stream, n=n))
+        await until(lambda: dispatcher.num_running == n)
+        asking.cancel()
+        await until(lambda: dispatcher.num_running == 0)
+        assert dispatcher.num_closed_early == n
+        assert await outcomes(router) == {"abort": 1}
+        assert await router.metric("kvasir:router_requests_in_flight") == 0
+
+
+async def test_leaving_while_the_body_is_sent() -> None:
+    async with running_router(saying("x")) as router:
+        _, writer = await asyncio.open_connection("127.0.0.1", router.port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        writer.close()
+        await writer.wait_closed()
+        async with asyncio.timeout(5):
+            while await outcomes(router) != {"abort": 1}:
+                await asyncio.sleep(0.01)
+        assert router.dispatcher.requests == []
+
+
+async def test_a_reader_that_stops_reading_holds_up_nobody_else() -> None:
+    long = TokenDelta(sequence=0, token_ids=tuple(ids("a" * 50)))
+    async with running_router(lambda _: [long, 0.0] * 3000 + [LAST]) as router:
+        async with router.http.stream(
+            "POST", "/v1/completions", json={"model": "m", "prompt": "p", "stream": True}
+        ) as slow:
+            assert slow.status_code == 200
+            assert (await router.http.get("/health")).status_code == 200
+            assert router.dispatcher.num_running == 1
+        await until(lambda: router.dispatcher.num_running == 0)
+
+
+async def test_one_choice_that_fails_ends_the_others() -> None:
+    def steps(request: Any) -> list[Any]:
+        return [TOKEN, 0.05, RuntimeError("bug")] if request.request_id.endswith("-1") else [TOKEN, 1000.0]
+
+    async with running_router(steps) as router:
+        response = await router.complete(n=3)
+        assert response.status_code == 500
+        assert response.json()["error"]["code"] == "internal_error"
+        assert "bug" not in response.text
+        assert router.dispatcher.num_running == 0
+        assert await outcomes(router) == {"error": 1}
+
+
+async def test_stopping_lets_a_stream_finish_and_takes_nothing_new() -> None:
+    async with running_router(lambda _: [TOKEN, 0.5, LAST]) as router:
+        client = httpx.AsyncClient(base_url=router.url, timeout=10)
+        running = asyncio.create_task(
+            client.post("/v1/completions", json={"model": "m", "prompt": "p", "stream": True})
+        )
+        await until(lambda: router.dispatcher.num_running == 1)
+    response = await running
+    assert response.text.endswith("data: [DONE]\n\n")
+    with pytest.raises(httpx.ConnectError):
+        await client.get("/health")
+    await client.aclose()
+
+
+async def test_what_outlasts_the_grace_time_is_cut_off_and_closed() -> None:
+    async with running_router(lambda _: [TOKEN, 1000.0]) as router:
+        client = httpx.AsyncClient(base_url=router.url, timeout=10)
+        running = asyncio.create_task(
+            client.post("/v1/completions", json={"model": "m", "prompt": "p", "stream": True})
+        )
+        await until(lambda: router.dispatcher.num_running == 1)
+    assert router.dispatcher.num_running == 0
+    with suppress(httpx.HTTPError):
+        assert "[DONE]" not in (await running).text
+    await client.aclose()

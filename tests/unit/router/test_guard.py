@@ -1,0 +1,111 @@
+"""Keys on every route but the open ones, whatever a path looks like; request ids; faults of our own."""
+
+import asyncio
+import logging
+
+import httpx
+import pytest
+
+from kvasir.router.auth import ApiKeys
+from tests.unit.router.openai.conftest import Router, running_router, saying
+
+ROUTES = ["/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/m", "/metrics"]
+ODD = [
+    "//v1/completions", "/V1/completions", "/v1/../v1/completions", "/v1/completions/", "/./v1/completions",
+    "/health/../v1/models", "/health/", "//health", "/health%2f..%2fv1/models", "/ready?x=/v1", "/health;x", "/", "/x",
+    "/%76%31/completions", "/version/../metrics", "/docs", "/openapi.json", "*",
+]  # fmt: skip
+
+
+async def raw(router: Router, method: str, target: str, headers: str = "") -> int:
+    """The status; the target goes out as it is, which no client library would do."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+    writer.write(
+        f"{method} {target} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\nconnection: close\r\n{headers}\r\n".encode()
+    )
+    async with asyncio.timeout(5):
+        answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return int(answer.split(b" ", 2)[1])
+
+
+@pytest.mark.parametrize("headers", ["", "authorization: Bearer wrong\r\n", "authorization: right\r\n",
+    "authorization: Basic right\r\n", "authorization: Bearer  right\r\n", "authorization: Bearer\r\n",
+    "authorization: Bearer right2\r\n", "authorization: Bearer righ\r\n", "x-api-key: right\r\n",
+    "authorization: Bearer \xff\xfe\r\n"], ids=range(10))  # fmt: skip
+async def test_nothing_passes_without_a_key(headers: str) -> None:
+    async with running_router(saying("x"), api_keys=["right"]) as router:
+        for method in ("GET", "POST", "OPTIONS", "HEAD"):
+            for target in (*ROUTES, *ODD):
+                status = await raw(router, method, target, headers)
+                expected = {200, 405} if target in ("/ready?x=/v1",) else {400, 401}
+                assert status in expected, (method, target, status)
+        assert router.dispatcher.requests == []
+
+
+async def test_the_open_routes_need_no_key() -> None:
+    async with running_router(saying("x"), api_keys=["right"]) as router:
+        for path in ("/health", "/ready", "/version"):
+            assert await raw(router, "GET", path) == 200
+
+
+async def test_with_a_key_odd_paths_lead_nowhere() -> None:
+    async with running_router(saying("x"), api_keys=["right"]) as router:
+        for target in ROUTES:
+            assert await raw(router, "GET", target, "authorization: Bearer right\r\n") in (200, 405)
+        for target in ODD:
+            status = await raw(router, "POST", target, "authorization: bearer right\r\n")
+            assert status in ((405,) if target.startswith("/ready?") else (400, 404)), target
+
+
+async def test_a_refusal_is_openais() -> None:
+    async with running_router(saying("x"), api_keys=["right"]) as router, httpx.AsyncClient() as client:
+        response = await client.post(f"{router.url}/v1/completions", json={})
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"] == "Bearer"
+    assert response.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_keys_are_kept_as_digests_only() -> None:
+    keys = ApiKeys(["one-secret", "two-secrets"])
+    assert "secret" not in repr(vars(keys))
+    assert keys.allow("/v1/models", "Bearer one-secret")
+    assert keys.allow("/v1/models", "bearer two-secrets")
+    assert not keys.allow("/v1/models", "Bearer one-secrettwo-secrets")
+    assert not keys.allow("/v1/models", None)
+    assert ApiKeys([]).allow("/v1/models", None)
+
+
+async def test_request_ids_come_back_or_are_made(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_router(saying("x")) as router:
+        given = await router.http.get("/health", headers={"x-request-id": "abc-1"})
+        assert given.headers["x-request-id"] == "abc-1"
+        for bad in ("x" * 129, "a\tb", ""):
+            made = await router.http.get("/health", headers={"x-request-id": bad})
+            assert len(made.headers["x-request-id"]) == 32
+        response = await router.complete(stream=True)
+        assert len(response.headers["x-request-id"]) == 32
+        caplog.clear()
+
+
+async def test_a_fault_of_our_own_is_a_500_that_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_router(lambda _: [RuntimeError("secret detail")]) as router:
+        with caplog.at_level(logging.ERROR):
+            response = await router.complete()
+        assert response.status_code == 500
+        assert response.json()["error"]["code"] == "internal_error"
+        assert "secret detail" not in response.text
+        assert "secret detail" in caplog.text
+
+
+async def test_health_and_readiness_are_two_things() -> None:
+    async with running_router(saying("x")) as router:
+        router.dispatcher.is_ready = False
+        not_ready = await router.http.get("/ready")
+        assert (not_ready.status_code, not_ready.json()["reason"][:15]) == (503, "the last canary")
+        router.dispatcher.has_nodes = False
+        assert (await router.http.get("/ready")).json()["reason"] == "no decode node is here"
+        assert (await router.http.get("/health")).status_code == 200
+        response = await router.complete()
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
