@@ -103,7 +103,7 @@ class InFlightRequests(Generic[E]):
             loop = asyncio.get_running_loop()
             entry.deadline = loop.call_later(max(message.deadline_s, 0.0), self._deadline_passed, entry)
         self._by_id[entry.request_id] = entry
-        self._metrics.started(entry.progress)
+        self._metrics.started(entry.progress, request.sampling.max_tokens)
         return entry
 
     def finish(self, entry: E, reason: FinishReason) -> None:

@@ -50,7 +50,9 @@ class KVFeed:
         for block_hash, parent in stored:
             self._dropped.discard(block_hash)
             self._stored[block_hash] = parent
-        if len(self._stored) + len(self._dropped) > max(_MAX_ENTRIES, len(self._mirror.parents)):
+        if self._wants_snapshot:
+            self._forget_changes()  # the mirror has them
+        elif len(self._stored) + len(self._dropped) > max(_MAX_ENTRIES, len(self._mirror.parents)):
             self.ask_snapshot()  # the whole is smaller than what has changed
 
     def ask_snapshot(self) -> None:

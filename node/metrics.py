@@ -18,6 +18,7 @@ class Progress:
     arrival_s: float
     num_prompt_tokens: int
     num_generated: int = 0
+    admitted_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
 
@@ -34,7 +35,6 @@ class NodeMetrics:
         self._generation_tokens = counter("vllm:generation_tokens", "Tokens generated on this node.")
         self._finished = counter("vllm:request_success", "Requests that came to their end.", ["finished_reason"])
         self._failed = counter("kvasir:request_failures", "Requests that failed, by error.", ["error"])
-        self.cancelled = counter("kvasir:requests_cancelled", "Requests that their router cancelled, or left.")
         self.blocks_cached = counter("kvasir:kv_blocks_cached", "Blocks of tickets that were here already.")
         self.tokens_recomputed = counter(
             "kvasir:prompt_tokens_recomputed", "Prompt tokens computed here since their blocks did not come."
@@ -46,18 +46,22 @@ class NodeMetrics:
         )
         self._e2e = histogram("vllm:e2e_request_latency_seconds", "Arrival here to last token.", LATENCY_BUCKETS_S)
         self._queue = histogram("vllm:request_queue_time_seconds", "Arrival here to admission.", LATENCY_BUCKETS_S)
+        self._prefill = histogram("vllm:request_prefill_time_seconds", "Admission to first token.", LATENCY_BUCKETS_S)
         self._decode = histogram("vllm:request_decode_time_seconds", "First token to last.", LATENCY_BUCKETS_S)
         self._prompt = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", TOKEN_BUCKETS)
+        self._max_tokens = histogram("vllm:request_max_num_generation_tokens", "What was asked for.", TOKEN_BUCKETS)
         self._generation = histogram("vllm:request_generation_tokens", "Tokens of a request.", TOKEN_BUCKETS)
         self._step_tokens = histogram("vllm:iteration_tokens_total", "Tokens of one engine step.", TOKEN_BUCKETS)
         self._step_time = histogram("kvasir:step_time_seconds", "One engine step.", ITL_BUCKETS_S)
         self._batch = histogram("kvasir:step_batch_size", "Requests of one engine step.", _BATCH_BUCKETS)
 
-    def started(self, progress: Progress) -> None:
+    def started(self, progress: Progress, max_tokens: int) -> None:
         self._started()
+        self._max_tokens(max_tokens)
         self._prompt(progress.num_prompt_tokens)
 
-    def admitted(self, admitted: Admitted) -> None:
+    def admitted(self, progress: Progress, admitted: Admitted) -> None:
+        progress.admitted_s = self._clock()
         self._queue(admitted.queue_s)
         self._prompt_tokens(len(admitted.request.prompt_token_ids))
 
@@ -72,6 +76,7 @@ class NodeMetrics:
         if progress.last_token_s is None:
             progress.first_token_s = now
             self._ttft(now - progress.arrival_s)
+            self._prefill(now - (progress.admitted_s or progress.arrival_s))
         else:
             for _ in range(num_tokens):
                 self._itl((now - progress.last_token_s) / num_tokens)
@@ -85,6 +90,10 @@ class NodeMetrics:
             decode_s = progress.last_token_s - progress.first_token_s
             self._decode(decode_s)
             self._tpot(decode_s / (progress.num_generated - 1))
+
+    def cancelled(self) -> None:
+        """By its router, or since that is gone."""
+        self._finished(finished_reason="abort")
 
     def failed(self, error: Exception) -> None:
         self._failed(error=type(error).__name__)

@@ -12,7 +12,8 @@ def prepare_process(config: NodeConfig, role: str) -> None:
     """Once, first thing in `main`. OpenMP reads its environment when it is loaded, and never again."""
     if "torch" in sys.modules:
         raise RuntimeError("torch was imported before its threads were settled")
-    configure_logging(config.log_level, f"{role}:{config.listen.rpartition(':')[2]}")
+    port = config.listen.rpartition(":")[2]
+    configure_logging(config.log_level, f"{role}:{port}" if port != "0" else f"{role}-{os.getpid()}")
     if config.cpus:
         os.sched_setaffinity(0, parse_cpus(config.cpus))
     num_threads = str(num_compute_threads(config))

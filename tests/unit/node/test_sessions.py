@@ -1,6 +1,9 @@
 import asyncio
 
+import pytest
+
 from kvasir.common.hashing import BlockHash
+from kvasir.node import kv_feed
 from kvasir.node.kv_feed import KVFeed, KVMirror
 from kvasir.node.session import GRACE_S, Session, Sessions
 from kvasir.proto import common_pb2
@@ -137,15 +140,29 @@ def test_a_snapshot_is_all_there_is_even_if_that_is_nothing() -> None:
     assert events.first_sequence == 2
 
 
-def test_a_large_snapshot_goes_in_pieces_and_only_the_first_clears() -> None:
+def test_a_large_snapshot_goes_in_pieces_and_only_the_first_clears(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_feed, "_MAX_ENTRIES", 100)
     mirror = KVMirror()
-    mirror.apply([(name(str(i)), name("root")) for i in range(250_000)], [])
+    mirror.apply([(name(str(i)), name("root")) for i in range(250)], [])
     feed = KVFeed(mirror)
     feed.ask_snapshot()
     messages = feed.take()
     assert [(one.first_sequence, one.snapshot, len(one.stored)) for one in messages] == [
-        (1, True, 100_000),
-        (2, False, 100_000),
-        (3, False, 50_000),
+        (1, True, 100),
+        (2, False, 100),
+        (3, False, 50),
     ]
-    assert all(one.ByteSize() < 8 << 20 for one in messages)
+
+
+def test_so_many_changes_that_the_whole_is_shorter_become_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A router that reads nothing for long costs no more memory than the cache has blocks."""
+    monkeypatch.setattr(kv_feed, "_MAX_ENTRIES", 100)
+    mirror = KVMirror()
+    feed = KVFeed(mirror)
+    for number in range(300):
+        changes = ([(name(str(number)), name("root"))], [name(str(number - 10))])
+        mirror.apply(*changes)
+        feed.add(*changes)
+    (events,) = feed.take()
+    assert events.snapshot
+    assert len(events.stored) == 10
