@@ -26,6 +26,7 @@ class Cluster:
     dispatcher: Dispatcher
     pool: NodePool
     queue: AdmissionQueue
+    canary: Canary
     registry_port: int
 
 
@@ -64,7 +65,7 @@ async def running_cluster(config: RouterConfig, secret: str | None, metrics: Met
         for role, addresses in ((Role.PREFILL, config.prefill), (Role.DECODE, config.decode)):
             for address in addresses:
                 registry.dial_forever(address, role)
-        yield Cluster(dispatcher, pool, queue, port)
+        yield Cluster(dispatcher, pool, queue, canary, port)
 
 
 @asynccontextmanager

@@ -67,8 +67,8 @@ async def fake_cluster(
         cluster = await stack.enter_async_context(running_cluster(settings, None, metrics))
         fake = FakeCluster(cluster, prefill, decode, metrics)
         if num_decode:
-            await until(lambda: cluster.dispatcher.is_ready)
             await until(lambda: len(cluster.pool.nodes()) == num_prefill + num_decode)
+            await until(lambda: cluster.dispatcher.is_ready and cluster.canary.is_up_to_date)
             await fake.settle()
         yield fake
 

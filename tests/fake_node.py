@@ -72,6 +72,7 @@ class Behaviour:
     engine_age_s: float = 0.0
     is_draining: bool = False
     heartbeat_s: float = 0.1
+    minds_canaries: bool = False  # True: counts them, and fails their starts as any other's
     fail_starts: list[int] = field(default_factory=list)  # a FailureCode each, used up by as many starts
 
 
@@ -90,6 +91,10 @@ class FakeRequest:
         self.continued: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.moved = asyncio.Event()  # progress, or an abort
         self.task: asyncio.Task[None] | None = None
+
+    @property
+    def is_canary(self) -> bool:
+        return self.request.request_id.startswith("canary-")
 
     @property
     def token_ids(self) -> list[int]:
@@ -327,11 +332,13 @@ class FakeNode:
                 request.moved.set()
 
     def _start(self, session: FakeSession, start: Any) -> None:
-        self.num_started += 1
         ticket = start.ticket if start.HasField("ticket") else None
         request = FakeRequest(start.handle, start.request, ticket)
-        self.started.append(request)
-        code = self.behaviour.fail_starts.pop(0) if self.behaviour.fail_starts else None
+        code = None
+        if self._counts(request):
+            self.num_started += 1
+            self.started.append(request)
+            code = self.behaviour.fail_starts.pop(0) if self.behaviour.fail_starts else None
         if code is None and request.num_blocks(self.behaviour.block_size) > self.num_free_blocks:
             code = common_pb2.FAILURE_CODE_OVERLOADED
         if code is not None:
@@ -340,6 +347,9 @@ class FakeNode:
         session.requests[request.handle] = request
         work = self._prefill if self.role == "prefill" else self._decode
         request.task = asyncio.create_task(work(session, request))
+
+    def _counts(self, request: FakeRequest) -> bool:
+        return self.behaviour.minds_canaries or not request.is_canary
 
     def fail(self, session: FakeSession, handle: int, code: int) -> None:
         failed = common_pb2.RequestFailed(handle=handle, code=code, message="as the test wants it")  # type: ignore[arg-type]
@@ -352,7 +362,7 @@ class FakeNode:
         self._release(session, handle)
         request = session.requests.pop(handle, None)
         if request is not None and request.task is not None:
-            self.num_cancelled += 1
+            self.num_cancelled += self._counts(request)
             request.task.cancel()
 
     def _release(self, session: FakeSession, handle: int) -> None:
@@ -373,7 +383,7 @@ class FakeNode:
                 await asyncio.sleep(self.behaviour.chunk_s)
                 num_new = min(self.behaviour.chunk_tokens, num_tokens - num_computed)
                 num_computed += num_new
-                self.num_tokens_prefilled += num_new
+                self.num_tokens_prefilled += num_new * self._counts(request)
                 is_last = num_computed == num_tokens
                 num_blocks = request.num_blocks(self.behaviour.block_size)
                 done = num_blocks if is_last else num_computed // self.behaviour.block_size
@@ -391,7 +401,7 @@ class FakeNode:
         if request.transfer_id is not None:
             await self._fetch(session, request, request.transfer_id)
         else:
-            self.num_tokens_recomputed += len(request.token_ids)
+            self.num_tokens_recomputed += len(request.token_ids) * self._counts(request)
         await request.continued
         reason = common_pb2.FINISH_REASON_UNSPECIFIED
         while reason == common_pb2.FINISH_REASON_UNSPECIFIED:
@@ -414,9 +424,9 @@ class FakeNode:
             if not self.fabric.can_fetch(transfer_id, num_fetched):
                 break
             num_fetched += 1
-            self.num_blocks_fetched += 1
+            self.num_blocks_fetched += self._counts(request)
         num_missing = max(0, num_tokens - num_fetched * self.behaviour.block_size)
-        self.num_tokens_recomputed += num_missing
+        self.num_tokens_recomputed += num_missing * self._counts(request)
         report = common_pb2.TransferReport(
             handle=request.handle, num_blocks_fetched=num_fetched, num_tokens_recomputed=num_missing
         )

@@ -11,7 +11,7 @@ def canaries(cluster: FakeCluster, result: str) -> float:
 
 
 async def test_the_canary_goes_through_both_tiers() -> None:
-    async with fake_cluster() as cluster:
+    async with fake_cluster(minds_canaries=True) as cluster:
         assert cluster.dispatcher.is_ready
         assert [one.num_started >= 1 for one in cluster.nodes] == [True, True]
         last = cluster.decode[0].started[-1]
@@ -21,14 +21,14 @@ async def test_the_canary_goes_through_both_tiers() -> None:
 
 
 async def test_asking_whether_it_is_ready_generates_nothing() -> None:
-    async with fake_cluster() as cluster:
+    async with fake_cluster(minds_canaries=True) as cluster:
         before = [node.num_started for node in cluster.nodes]
         assert all(cluster.dispatcher.is_ready for _ in range(100))
         assert [node.num_started for node in cluster.nodes] == before
 
 
 async def test_it_runs_again_when_the_nodes_change_and_until_it_succeeds() -> None:
-    async with fake_cluster(0, 1, FAST_LOSS) as cluster:
+    async with fake_cluster(0, 1, FAST_LOSS, minds_canaries=True) as cluster:
         passed = canaries(cluster, "ok")
         decode = cluster.decode[0]
         await decode.die()
@@ -42,6 +42,6 @@ async def test_it_runs_again_when_the_nodes_change_and_until_it_succeeds() -> No
 
 
 async def test_a_draining_decode_node_is_not_ready() -> None:
-    async with fake_cluster() as cluster:
+    async with fake_cluster(minds_canaries=True) as cluster:
         cluster.decode[0].behaviour.is_draining = True
         await until(lambda: not cluster.dispatcher.is_ready)

@@ -14,15 +14,14 @@ from tests.fake_node import expected_tokens
 @pytest.mark.parametrize("num_prompt_tokens", [1, 15, 16, 17, 48, 200])
 async def test_tokens_come_from_both_tiers_in_order(num_prompt_tokens: int) -> None:
     async with fake_cluster() as cluster:
-        fetched, recomputed = cluster.decode[0].num_blocks_fetched, cluster.decode[0].num_tokens_recomputed
         request = a_request(num_prompt_tokens)
         deltas = await collect(cluster.dispatcher.generate(request))
         assert tokens_of(deltas) == expected_tokens(request.prompt_token_ids, 12, seed=7)
         assert [delta.finish_reason for delta in deltas] == [None] * 11 + ["length"]
         assert deltas[0].served_by == cluster.prefill[0].address
         assert {delta.served_by for delta in deltas[1:]} == {cluster.decode[0].address}
-        assert cluster.decode[0].num_blocks_fetched - fetched == -(-num_prompt_tokens // 16)
-        assert cluster.decode[0].num_tokens_recomputed == recomputed
+        assert cluster.decode[0].num_blocks_fetched == -(-num_prompt_tokens // 16)
+        assert cluster.decode[0].num_tokens_recomputed == 0
         await cluster.settle()
 
 
@@ -81,14 +80,13 @@ async def test_each_sequence_has_its_own_seed() -> None:
 
 async def test_too_long_a_prompt_is_refused_at_the_door() -> None:
     async with fake_cluster(num_blocks=10) as cluster:
-        started = [node.num_started for node in cluster.nodes]
         assert cluster.dispatcher.limits().max_prompt_tokens == 159
         with pytest.raises(InvalidRequest, match="160 tokens, at most 159") as caught:
             await collect(cluster.dispatcher.generate(a_request(160)))
         assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
         with pytest.raises(InvalidRequest, match="empty"):
             await collect(cluster.dispatcher.generate(a_request(0)))
-        assert [node.num_started for node in cluster.nodes] == started
+        assert not any(node.num_started for node in cluster.nodes)
         deltas = await collect(cluster.dispatcher.generate(a_request(150, max_tokens=1000)))
         assert len(tokens_of(deltas)) == 10  # as many as fit
         assert deltas[-1].finish_reason == "length"

@@ -27,7 +27,7 @@ async def some(deltas: AsyncGenerator[TokenDelta], count: int) -> list[TokenDelt
 
 
 def at_work(nodes: list[FakeNode]) -> FakeNode:
-    return next(node for node in nodes if node.requests)
+    return next(node for node in nodes if not all(one.is_canary for one in node.requests))
 
 
 @pytest.mark.parametrize("num_prefill", [1, 2])
@@ -58,9 +58,8 @@ async def test_prefill_node_dies_while_its_blocks_are_on_their_way() -> None:
         cluster.decode[0].behaviour.fetch_s = 0.1
         request = a_request(320)
         deltas = cluster.dispatcher.generate(request)
-        landed_before = cluster.decode[0].num_blocks_fetched
         head = await some(deltas, 1)
-        await until(lambda: cluster.decode[0].num_blocks_fetched > landed_before + 1)
+        await until(lambda: cluster.decode[0].num_blocks_fetched > 1)
         await cluster.prefill[0].die()
         assert tokens_of(head + await collect(deltas)) == right(request)
         assert 0 < cluster.decode[0].num_tokens_recomputed < 320
@@ -137,12 +136,11 @@ async def test_nobody_comes_back() -> None:
 
 async def test_decode_node_says_no_and_the_prefill_goes_on() -> None:
     async with fake_cluster(1, 2) as cluster:
-        num_prefills = cluster.prefill[0].num_started
         for node in cluster.decode:
             node.behaviour.fail_starts = [OVERLOADED]
         request = a_request()
         assert tokens_of(await collect(cluster.dispatcher.generate(request))) == right(request)
-        assert cluster.prefill[0].num_started == num_prefills + 1
+        assert cluster.prefill[0].num_started == 1
         assert cluster.prefill[0].num_cancelled == 0
         assert sum(node.num_tokens_recomputed for node in cluster.decode) == 0
         tickets = {one.transfer_id for node in cluster.decode for one in node.started if len(one.prompt) == 40}
@@ -204,12 +202,11 @@ async def test_draining_decode_node_hands_its_requests_on() -> None:
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_the_requests_own_fault_is_not_tried_again(code: int, error: type[Exception], role: str) -> None:
     async with fake_cluster(2, 2) as cluster:
-        before = [node.num_started for node in cluster.nodes]
         for node in cluster.prefill if role == "prefill" else cluster.decode:
             node.behaviour.fail_starts = [code]
         with pytest.raises(error, match="as the test wants it"):
             await collect(cluster.dispatcher.generate(a_request()))
-        assert sum(node.num_started for node in cluster.nodes) == sum(before) + 2  # one on each tier
+        assert sum(node.num_started for node in cluster.nodes) == 2  # one on each tier
         for node in cluster.nodes:
             node.behaviour.fail_starts = []
         await cluster.settle()
