@@ -81,6 +81,8 @@ def sampling_from_proto(message: common_pb2.SamplingParams, sequence: int = 0) -
     """A field that is absent switches its rule off, so a top_p or repetition_penalty of 0 reads as 1."""
     if message.HasField("grammar"):
         raise InvalidRequest("this node takes no grammars", "response_format")
+    if message.HasField("prompt_logprobs"):
+        raise InvalidRequest("this node reports no logprobs of prompts", "prompt_logprobs")
     try:
         return SamplingParams(
             temperature=message.temperature,
@@ -96,7 +98,6 @@ def sampling_from_proto(message: common_pb2.SamplingParams, sequence: int = 0) -
             max_tokens=message.max_tokens,
             stop_token_ids=frozenset(unpack_tokens(message.stop_token_ids)),
             logprobs=message.logprobs if message.HasField("logprobs") else None,
-            prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
             allowed_token_ids=unpack_tokens(message.allowed_token_ids),
             bad_words=tuple(unpack_tokens(word) for word in message.bad_words),
         )

@@ -40,6 +40,11 @@ def make_engine(
     return Engine(Scheduler(limits, b"fake-model"), FakeModelRunner(num_blocks, block_size))
 
 
+def runner_of(engine: Engine) -> FakeModelRunner:
+    assert isinstance(engine.model_runner, FakeModelRunner)
+    return engine.model_runner
+
+
 def make_request(name: str, prompt: list[int], max_tokens: int = 8, **fields: object) -> Request:
     sampling = SamplingParams(max_tokens=max_tokens, seed=hash_of(name))
     return Request(**{"request_id": RequestId(name), "prompt_token_ids": list(prompt), "sampling": sampling, **fields})
@@ -163,9 +168,7 @@ def test_outputs_that_came_with_a_request_count_and_are_continued() -> None:
 def test_non_finite_logits_fail_one_request_and_its_blocks_are_not_found_again() -> None:
     prompt = list(range(12))
     engine = make_engine(budget=8)
-    runner = engine.model_runner
-    assert isinstance(runner, FakeModelRunner)
-    runner.non_finite.add(RequestId("bad"))
+    runner_of(engine).non_finite.add(RequestId("bad"))
     results = run(engine, make_request("bad", prompt), make_request("good", [1, 2]))
     failed = [one for result in results for one in result.failed]
     assert [one.request_id for one in failed] == ["bad"]

@@ -4,6 +4,7 @@ FUZZ_EXAMPLES=5000 looks for new cases; without it, the same cases are run each 
 """
 
 import os
+from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -78,3 +79,42 @@ def some_world(draw: st.DrawFn) -> tuple[Limits, list[Script]]:
 @given(some_world())
 def test_any_workload(world: tuple[Limits, list[Script]]) -> None:
     World(*world).run()
+
+
+def roomy(**changes: object) -> Limits:
+    limits = Limits(block_size=4, num_blocks=64, max_num_batched_tokens=64, max_num_seqs=6, max_model_len=1000)
+    return replace(limits, **changes)
+
+
+def test_slow_transfers_under_cache_pressure() -> None:
+    """Room for two, twelve at once, all waiting for blocks from elsewhere: a state with running = 0 and waiting > 0
+    that nothing ends used to be reached when the one ahead held nothing and those behind held what it needed."""
+    scripts = [
+        Script((i,) * (11 + i % 3), 20, loads=True, continue_at=3, load_delay=5, lost_blocks=frozenset({i % 3}))
+        for i in range(12)
+    ]
+    world = World(roomy(num_blocks=14, max_num_seqs=12), scripts)
+    world.run()
+    assert world.engine.stats().num_preemptions > 0
+
+
+def test_a_cancel_beside_the_first_token_that_ends_it() -> None:
+    """Found by the fuzz: the end by length was on its way when the cancel came. It is told once, without tokens."""
+    loading = Script((1,), 1, loads=True, continue_at=0, cancel_after=0)
+    World(roomy(block_size=1, num_blocks=2), [Script((1,), 1), loading]).run()
+
+
+def test_every_reader_of_a_prefix_gets_the_same() -> None:
+    """One computes it, others load it, hand it off and read it from the cache; with leases that outlive them all."""
+    prompt = (5,) * 18
+    scripts = [
+        Script(prompt, 9),
+        Script(prompt, 9, arrival=2, hand_off=True, release_delay=6),
+        Script(prompt, 9, arrival=2, loads=True, continue_at=4),
+        Script(prompt[:9], 9, arrival=3, hand_off=True, loads=True, release_delay=6),
+        Script(prompt, 9, arrival=3, num_moved_tokens=3, seed=1),
+    ]
+    for limits in (roomy(), roomy(num_blocks=9), roomy(num_blocks=9, max_num_batched_tokens=3)):
+        world = World(limits, scripts)
+        world.run()
+        assert world.engine.stats().num_prefix_hits_tokens > 0

@@ -5,8 +5,8 @@ import pytest
 from kvasir.common.hashing import block_hashes, root_hash
 from kvasir.engine.engine import Engine
 from kvasir.engine.types import BlockId, ComputedBlocks, FinishReason, Phase, Request, RequestId
-from tests.fakes import FakeBlockMemory, FakeModelRunner, fake_kv, fake_tokens
-from tests.unit.engine.test_engine import hash_of, make_engine, make_request, outputs_of, run
+from tests.fakes import FakeBlockMemory, fake_kv, fake_tokens
+from tests.unit.engine.test_engine import hash_of, make_engine, make_request, outputs_of, run, runner_of
 
 ID = RequestId("r")
 
@@ -17,12 +17,11 @@ def awaiting(prompt: list[int], **fields: object) -> Request:
 
 def land(engine: Engine, request: Request, *indices: int) -> None:
     """What a transfer does: fill the blocks, then say so."""
-    runner = engine.model_runner
-    assert isinstance(runner, FakeModelRunner)
-    block_size = runner.kv.shape[1]
+    kv = runner_of(engine).kv
+    block_size = kv.shape[1]
     for index in indices:
         values = fake_kv(request.prompt_token_ids)[index * block_size : (index + 1) * block_size]
-        runner.kv[request.block_table[index], : len(values)] = values
+        kv[request.block_table[index], : len(values)] = values
         engine.block_loaded(ID, index)
 
 
@@ -75,7 +74,7 @@ def test_only_the_holes_are_computed() -> None:
     engine.loading_done(ID)
     assert outputs_of(run(engine), "r")[0] == expected(prompt)[1:]
     assert engine.stats().num_recomputed_tokens == 8
-    assert engine.model_runner.plans[0].num_tokens == 4  # type: ignore[attr-defined]
+    assert runner_of(engine).plans[0].num_tokens == 4
 
 
 def test_several_first_tokens_may_come() -> None:
@@ -155,6 +154,7 @@ def test_what_landed_counts_no_more_after_a_preemption() -> None:
         engine.step()
     assert not request.loaded_blocks
     assert outputs_of(run(engine), "r")[0] == expected(prompt)[1:]
+    assert engine.stats().num_recomputed_tokens <= 4, "the hole; what a preemption costs is counted elsewhere"
 
 
 def test_nothing_stands_between_a_loaded_request_and_its_seat() -> None:
@@ -246,7 +246,7 @@ def test_blocks_travel_between_two_engines() -> None:
     prefill, decode = make_engine(budget=8, whole_prompt=True), make_engine(num_blocks=9)
     request = awaiting(prompt)
     begin_loading(decode, request)
-    memories = [FakeBlockMemory(engine.model_runner.kv) for engine in (prefill, decode)]  # type: ignore[attr-defined]
+    memories = [FakeBlockMemory(runner_of(engine).kv) for engine in (prefill, decode)]
     results = run(prefill, make_request("p", prompt, hand_off=True, sampling=request.sampling))
     for report in (report for result in results for report in result.computed):
         for i, block in enumerate(report.block_ids, report.first_index):

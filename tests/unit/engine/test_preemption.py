@@ -1,9 +1,10 @@
 """Who gives way when blocks run out."""
 
 from kvasir.engine.engine import Engine
-from kvasir.engine.types import Phase
+from kvasir.engine.scheduler import Draft
+from kvasir.engine.types import Chunk, Phase
 from tests.fakes import fake_tokens
-from tests.unit.engine.test_engine import hash_of, make_engine, make_request, outputs_of, run
+from tests.unit.engine.test_engine import hash_of, make_engine, make_request, outputs_of, run, runner_of
 
 
 def until_preempted(engine: Engine) -> None:
@@ -51,12 +52,22 @@ def test_one_that_was_in_the_plan_already_leaves_it() -> None:
         results.append(engine.step())
         engine.check_invariants()
     assert low.num_preemptions == 1
-    plans = engine.model_runner.plans  # type: ignore[attr-defined]
+    plans = runner_of(engine).plans
     taken = next(plan for plan in plans if all(chunk.request is high for chunk in plan.chunks))
     assert taken.num_tokens == 4, "planned before a token of the budget was given back"
     assert all(plan.num_tokens <= 5 for plan in plans)
     assert outputs_of(results, "high")[0] == fake_tokens([2] * 24, 2, hash_of("high"))
     assert low.output_token_ids == fake_tokens([1] * 3, 20, hash_of("low"))
+
+
+def test_a_dropped_chunk_gives_its_budget_back() -> None:
+    draft = Draft(budget=10)
+    request = make_request("r", [1] * 8)
+    draft.add(Chunk(request, 0, 8))
+    assert draft.budget == 2
+    draft.drop(request)
+    draft.drop(request)
+    assert (draft.budget, draft.chunks) == (10, {})
 
 
 def test_an_urgent_prompt_does_not_stall_a_decode() -> None:

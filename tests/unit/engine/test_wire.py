@@ -72,6 +72,7 @@ def test_a_request_comes_whole() -> None:
         {"sampling": common_pb2.SamplingParams(max_tokens=1, stop_token_ids=b"abc")},
         {"sampling": common_pb2.SamplingParams(max_tokens=1, allowed_token_ids=pack_tokens([100]))},
         {"sampling": common_pb2.SamplingParams(max_tokens=1, logit_bias=[common_pb2.LogitBias(token_id=100, bias=1)])},
+        {"sampling": common_pb2.SamplingParams(max_tokens=1, prompt_logprobs=0)},
         {"sampling": common_pb2.SamplingParams(max_tokens=1, grammar=common_pb2.Grammar(regex="a"))},
     ],
 )
@@ -100,7 +101,6 @@ def test_sampling_comes_whole() -> None:
         max_tokens=9,
         stop_token_ids=pack_tokens([2, 3]),
         logprobs=0,
-        prompt_logprobs=2,
         allowed_token_ids=pack_tokens([5, 6]),
         bad_words=[pack_tokens([7, 8])],
     )
@@ -118,7 +118,6 @@ def test_sampling_comes_whole() -> None:
         max_tokens=9,
         stop_token_ids=frozenset({2, 3}),
         logprobs=0,
-        prompt_logprobs=2,
         allowed_token_ids=(5, 6),
         bad_words=((7, 8),),
     )
