@@ -48,8 +48,6 @@ async def test_prefill_node_dies_before_the_first_token(num_prefill: int) -> Non
         assert deltas[0].served_by in [node.address for node in served_first]
         if num_prefill == 1:
             assert 0 < cluster.decode[0].num_tokens_recomputed < 600
-        else:
-            assert cluster.decode[0].num_tokens_recomputed == 0
         await cluster.settle()
 
 
