@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvasir.router.auth import ApiKeys
 from kvasir.router.metrics import RouterMetrics
-from kvasir.router.openai.errors import HttpError, error_response
+from kvasir.router.openai.errors import HttpError, current_request_id, error_response
 
 _MAX_REQUEST_ID_CHARS = 128
 
@@ -24,6 +24,7 @@ class Guard:
             return
         headers = Headers(scope=scope)
         request_id = _request_id(headers.get("x-request-id"))
+        current_request_id.set(request_id)
         has_started = False
 
         async def send_with_id(message: Message) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from kvasir.common.errors import InvalidRequest, Overloaded
 from kvasir.router.metrics import RequestRecord
-from kvasir.router.openai.errors import error_body, status_of
+from kvasir.router.openai.errors import current_request_id, error_body, status_of
 from kvasir.router.openai.generation import ChoiceDelta
 from kvasir.router.openai.sse import DONE, event
 
@@ -116,7 +116,7 @@ async def chunks(envelope: Envelope, shape: Shape, deltas: AsyncIterator[ChoiceD
                 yield chunk(shape.closing(delta.index, delta.finish_reason))
     except Exception as error:
         if status_of(error) == 500:
-            log.exception("%s failed in mid-stream", envelope.response_id)
+            log.exception("request %s failed in mid-stream", current_request_id.get())
         yield event(error_body(error))
         return
     if envelope.include_usage:

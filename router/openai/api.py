@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from kvasir.common.errors import InvalidRequest
+from kvasir.common.errors import InvalidRequest, ServingError
 from kvasir.router.metrics import RequestRecord, RouterMetrics
 from kvasir.router.openai.answer import Envelope, Shape, chunks, outcome_of, recorded, whole_answer
 from kvasir.router.openai.body import read_body
@@ -164,7 +164,18 @@ class OpenAIApi:
         return Generation(envelope, shape, recorded(merge(choices), record, envelope))
 
     def _card(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._created, "owned_by": "kvasir", "parent": None}
+        try:
+            max_model_len = self._backend.limits().max_model_len
+        except ServingError:
+            max_model_len = None
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "kvasir",
+            "parent": None,
+            "max_model_len": max_model_len,
+        }
 
 
 async def _rejoined(first: ChoiceDelta, rest: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[ChoiceDelta, None]:

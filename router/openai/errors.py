@@ -2,7 +2,9 @@
 
 import logging
 import math
+import reprlib
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import orjson
@@ -19,6 +21,9 @@ from kvasir.common.errors import (
     Overloaded,
     ServingError,
 )
+
+# Of the HTTP request that is served in this context.
+current_request_id: ContextVar[str] = ContextVar("current_request_id", default="-")
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +55,7 @@ class HttpError(Exception):
 
 class ModelNotFound(InvalidRequest):
     def __init__(self, name: str) -> None:
-        super().__init__(f"the model '{name}' does not exist", "model", "model_not_found")
+        super().__init__(f"the model {reprlib.repr(name)} does not exist", "model", "model_not_found")
 
 
 def error_body(error: Exception) -> dict[str, Any]:
@@ -76,7 +81,7 @@ def status_of(error: Exception) -> int:
 def error_response(error: Exception) -> Response:
     status = status_of(error)
     if status == 500:
-        log.error("a request failed: %r", error, exc_info=error)
+        log.error("request %s failed: %r", current_request_id.get(), error, exc_info=error)
     headers = error.headers if isinstance(error, HttpError) else {}
     if status == 503:
         retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else 1.0

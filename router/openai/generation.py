@@ -30,7 +30,7 @@ async def generate_choice(
     backend: Backend, request: RoutedRequest, index: int, tokenizer: TextTokenizer, rules: TextRules
 ) -> AsyncGenerator[ChoiceDelta, None]:
     """Ends with the delta that has a finish reason, or raises. A stop string cancels the generation before that."""
-    text = TextStream(tokenizer, rules)
+    text = TextStream(tokenizer, rules, request.sampling.stop_token_ids)
     final: ChoiceDelta | None = None
     tokens = cast(AsyncGenerator[TokenDelta, None], backend.generate(request))
     async with aclosing(tokens) as deltas:
@@ -49,7 +49,7 @@ async def generate_choice(
 
 def _read(delta: TokenDelta, text: TextStream, index: int) -> ChoiceDelta:
     num_before = text.num_tokens
-    shown = text.push(delta.token_ids, ended_by_token=delta.finish_reason == "stop")
+    shown = text.push(delta.token_ids)
     num_taken = text.num_tokens - num_before
     if text.is_stopped:
         finish_reason: str | None = "stop"

@@ -40,12 +40,12 @@ class GenerationBody(Body):
     presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[Finite, Field(ge=0.01, le=100)] | None = None
-    logit_bias: dict[str, Annotated[Finite, Field(ge=-100, le=100)]] | None = None
-    allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
+    logit_bias: Annotated[dict[str, Annotated[Finite, Field(ge=-100, le=100)]], Field(max_length=20_000)] | None = None
+    allowed_token_ids: Annotated[TokenIds, Field(min_length=1, max_length=300_000)] | None = None
     bad_words: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=1000)] | None = None
 
     stop: Any = None  # a string or a list of them
-    stop_token_ids: TokenIds | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=1000)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=_INT32_MAX)] | None = None
@@ -89,7 +89,7 @@ class CompletionBody(GenerationBody):
         return self.logprobs
 
 
-class Message(Body):
+class MessageBody(Body):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Any = None  # a string or a list of parts
     name: str | None = None
@@ -98,7 +98,7 @@ class Message(Body):
 
 
 class ChatBody(GenerationBody):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[MessageBody], Field(min_length=1, max_length=10_000)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=_INT32_MAX)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None

@@ -1,5 +1,6 @@
 """Bytes to a request body, or an InvalidRequest that names the field at fault."""
 
+import reprlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -73,5 +74,5 @@ def path_of(location: tuple[int | str, ...]) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
+    # Neither long nor deep, whatever it is.
+    return reprlib.repr(value)

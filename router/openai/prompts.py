@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvasir.common.errors import InvalidRequest
-from kvasir.router.openai.models import MAX_CHOICES, ChatBody, CompletionBody
+from kvasir.router.openai.models import MAX_CHOICES, ChatBody, CompletionBody, MessageBody
 from kvasir.router.openai.sampling import check_prompt, context_length_exceeded, max_prompt_tokens
 from kvasir.router.text.chat_template import ChatTemplate, Message
 from kvasir.router.text.tokenizer import TextTokenizer
@@ -22,6 +22,8 @@ class Prompt:
 
 
 async def completion_prompts(body: CompletionBody, tokenizer: TextTokenizer, limits: ClusterLimits) -> list[Prompt]:
+    if isinstance(body.prompt, list) and len(body.prompt) > max(max_prompt_tokens(limits), MAX_CHOICES):
+        raise context_length_exceeded(limits, "prompt", f"the prompt has {len(body.prompt)} entries")
     prompts = []
     for entry in _entries(body.prompt):
         if isinstance(entry, str):
@@ -42,7 +44,7 @@ async def chat_prompt(
     if body.continue_final_message and body.add_generation_prompt:
         message = "'continue_final_message' and 'add_generation_prompt' exclude each other"
         raise InvalidRequest(message, "continue_final_message")
-    messages = [_message(message.model_dump(exclude_none=True), index) for index, message in enumerate(body.messages)]
+    messages = [_message(message, index) for index, message in enumerate(body.messages)]
 
     def render() -> str:
         return template.render(
@@ -89,14 +91,16 @@ def _is_list_of(value: Any, kind: type) -> bool:
     return isinstance(value, list) and all(type(entry) is kind for entry in value)
 
 
-def _message(message: dict[str, Any], index: int) -> Message:
+def _message(message: MessageBody, index: int) -> Message:
     """With its content as one text, which every template can read."""
-    if message.pop("tool_calls", None):
+    if message.tool_calls:
         param = f"messages[{index}].tool_calls"
         raise InvalidRequest(f"'{param}' is not supported yet", param, "unsupported_parameter")
     # OpenAI's newer name for the same role; templates know the older one.
-    role = "system" if message["role"] == "developer" else message["role"]
-    return {**message, "role": role, "content": _content_text(message.get("content"), message["role"], index)}
+    role = "system" if message.role == "developer" else message.role
+    optional = {"name": message.name, "tool_call_id": message.tool_call_id}
+    given = {key: value for key, value in optional.items() if value is not None}
+    return {"role": role, "content": _content_text(message.content, message.role, index), **given}
 
 
 def _content_text(content: Any, role: str, index: int) -> str:

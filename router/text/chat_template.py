@@ -41,7 +41,15 @@ class ChatTemplate:
         variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         try:
             text = self._template.render(variables)
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+            LookupError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             raise InvalidRequest(f"the chat template refuses these messages: {error}", "messages") from error
         if not continue_final_message:
             return text

@@ -19,6 +19,8 @@ class StopStrings:
 
     def push(self, text: str, shown: bool = True) -> str:
         """What can be passed on now. After a match, nothing more is to be pushed."""
+        if not self._stops:
+            return text if shown else ""
         self._held += text
         self._shown += [shown] * len(text)
         match = self._first_match()

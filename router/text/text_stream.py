@@ -19,9 +19,11 @@ class TextRules:
 class TextStream:
     """Text by token. The text does not depend on how many tokens come at once."""
 
-    def __init__(self, tokenizer: TextTokenizer, rules: TextRules) -> None:
+    def __init__(self, tokenizer: TextTokenizer, rules: TextRules, end_token_ids: frozenset[int] = frozenset()) -> None:
+        """`end_token_ids`: each of them ends the sequence, and is not text."""
         self._tokenizer = tokenizer
         self._rules = rules
+        self._end_token_ids = end_token_ids
         self._detokenizer = Detokenizer(tokenizer)
         self._stop_strings = StopStrings(rules.stop, rules.include_stop_str_in_output)
         # A stop string may name a special token, which is matched even where it is not shown.
@@ -33,13 +35,12 @@ class TextStream:
         """A stop string has ended it; what comes after is not its text any more."""
         return self._stop_strings.matched is not None
 
-    def push(self, token_ids: Sequence[int], ended_by_token: bool = False) -> str:
-        """Takes ids up to the one that completes a stop string. `ended_by_token`: the last is an EOS or stop token."""
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Takes ids up to the one that completes a stop string."""
         pieces: list[str] = []
-        last = len(token_ids) - 1
-        for index, token_id in enumerate(token_ids):
+        for token_id in token_ids:
             self.num_tokens += 1
-            pieces.append(self._text_of(token_id, is_end=ended_by_token and index == last))
+            pieces.append(self._text_of(token_id))
             if self.is_stopped:
                 break
         return "".join(pieces)
@@ -51,9 +52,9 @@ class TextStream:
         tail = self._match(self._detokenizer.flush())
         return tail + self._stop_strings.flush()
 
-    def _text_of(self, token_id: int, is_end: bool) -> str:
+    def _text_of(self, token_id: int) -> str:
         is_hidden = self._rules.skip_special_tokens and self._tokenizer.is_special(token_id)
-        if is_end and not self._rules.include_stop_str_in_output:
+        if token_id in self._end_token_ids and not self._rules.include_stop_str_in_output:
             is_hidden = True
         if not is_hidden:
             return self._match(self._detokenizer.push(token_id))

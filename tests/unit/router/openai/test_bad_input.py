@@ -52,9 +52,11 @@ async def is_healthy(router: Router) -> bool:
         b'{"model": "m", "prompt": "p", "temperature": 1e999}',
         b'{"model": "m", "prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b'{"model": "m", "prompt": ' + b"[" * 500 + b"]" * 500 + b"}",
+        b'{"model": "m", "prompt": "p", "messages": ' + b"[" * 1000 + b"]" * 1000 + b', "temperature": "x"}',
+        b'{"model": "m", "temperature": ' + b"[" * 1000 + b"]" * 1000 + b"}",
         b'{"model": "m", "prompt": "p", "x": ' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}",
     ],
-    ids=range(14),
+    ids=range(16),
 )
 async def test_what_is_no_request_at_all(router: Router, body: bytes) -> None:
     for path in ("/v1/completions", "/v1/chat/completions"):
@@ -139,8 +141,9 @@ async def test_bad_prompts(router: Router, prompt: Any) -> None:
         [{"role": "user", "content": [IMAGE]}], [{"role": "tool", "content": "x", "tool_call_id": "1"}],
         [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}],
         [{"role": "user", "content": "x" * 1000}],
+        [{"role": "user", "content": json.loads("[" * 900 + "]" * 900)}],
     ],
-    ids=range(19),
+    ids=range(20),
 )  # fmt: skip
 async def test_bad_messages(router: Router, messages: Any) -> None:
     error = check(await router.post("/v1/chat/completions", messages=messages))

@@ -12,13 +12,13 @@ def ids(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False)
 
 
-def show(text: str, rules: TextRules, ended_by_token: bool = False, one_by_one: bool = True) -> tuple[str, TextStream]:
-    stream = TextStream(TOKENIZER, rules)
+def show(text: str, rules: TextRules, end: str = "", one_by_one: bool = True) -> tuple[str, TextStream]:
+    stream = TextStream(TOKENIZER, rules, frozenset(ids(end)))
     token_ids = ids(text)
     steps = [[token_id] for token_id in token_ids] if one_by_one else [token_ids]
     shown = ""
-    for index, step in enumerate(steps):
-        shown += stream.push(step, ended_by_token and index == len(steps) - 1)
+    for step in steps:
+        shown += stream.push(step)
         if stream.is_stopped:
             break
     return shown + stream.flush(), stream
@@ -31,13 +31,13 @@ def test_special_tokens_are_hidden_unless_asked_for(one_by_one: bool) -> None:
 
 
 def test_the_token_that_ends_the_sequence_is_not_shown() -> None:
-    assert show("ab.", TextRules(), ended_by_token=True)[0] == "ab"
-    assert show("ab</s>", TextRules(skip_special_tokens=False), ended_by_token=True)[0] == "ab"
-    assert show("ab.", TextRules(include_stop_str_in_output=True), ended_by_token=True)[0] == "ab."
+    assert show("ab.", TextRules(), end=".")[0] == "ab"
+    assert show("ab</s>", TextRules(skip_special_tokens=False), end="</s>")[0] == "ab"
+    assert show("ab.", TextRules(include_stop_str_in_output=True), end=".")[0] == "ab."
 
 
 def test_an_end_token_shows_what_was_kept_back_before_it() -> None:
-    text, stream = show("ab<</s>", TextRules(stop=("<x",)), ended_by_token=True)
+    text, stream = show("ab<</s>", TextRules(stop=("<x",)), end="</s>")
     assert (text, stream.is_stopped) == ("ab<", False)
 
 
