@@ -1,11 +1,23 @@
 """Everything the router can be told."""
 
+import json
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_settings import NoDecode
 
 from kvasir.common.config import ServiceConfig
+
+
+def _as_list(value: Any) -> Any:
+    """'a,b' and '["a", "b"]' -> ['a', 'b']: in an environment variable either will do."""
+    if not isinstance(value, str):
+        return value
+    return json.loads(value) if value.lstrip().startswith("[") else [word.strip() for word in value.split(",") if word]
+
+
+Words = Annotated[list[Annotated[str, Field(min_length=1)]], NoDecode, BeforeValidator(_as_list)]
 
 
 class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
@@ -14,17 +26,17 @@ class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
     host: str = Field(default="127.0.0.1", description="Address of the HTTP API.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port of the HTTP API; 0 takes a free one.")
     model: Path | None = Field(default=None, description="Directory with the tokenizer and the chat template.")
-    served_model_name: list[str] = Field(default=[], description="Names the API answers to; default: the model's own.")
+    served_model_name: Words = Field(default=[], description="Names the API answers to; default: the model's own.")
     chat_template: str | None = Field(default=None, description="File with a Jinja template, instead of the model's.")
-    api_key: list[str] = Field(default=[], description="Keys that clients must send one of; empty: anybody may ask.")
+    api_key: Words = Field(default=[], description="Keys that clients must send one of; empty: anybody may ask.")
     max_request_bytes: int = Field(default=32 << 20, gt=0, description="Longest HTTP body; more is answered with 413.")
     max_logprobs: int = Field(default=20, ge=0, description="Most alternatives a client may ask for.")
     shutdown_grace_s: float = Field(default=30.0, ge=0, description="How long requests may still run after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     grpc_listen: str = Field(default="127.0.0.1:8001", description="Where nodes announce themselves (host:port).")
-    prefill: list[str] = Field(default=[], description="Prefill nodes that do not announce themselves (host:port).")
-    decode: list[str] = Field(default=[], description="Decode nodes that do not announce themselves (host:port).")
+    prefill: Words = Field(default=[], description="Prefill nodes that do not announce themselves (host:port).")
+    decode: Words = Field(default=[], description="Decode nodes that do not announce themselves (host:port).")
     cluster_secret_file: Path | None = Field(
         default=None, description="Holds the cluster's secret; without it, KVASIR_CLUSTER_SECRET."
     )

@@ -62,10 +62,11 @@ async def test_it_serves_and_stops_with_status_0(model_dir: Path, number: signal
             assert await process.wait() == 0
 
 
-async def test_keys_come_from_the_environment_too(model_dir: Path) -> None:
+@pytest.mark.parametrize("keys", ['["one", "two"]', "one,two"])
+async def test_keys_come_from_the_environment_too(model_dir: Path, keys: str) -> None:
     options = ("--model", str(model_dir), "--port", "0")
     async with (
-        router_process(*options, KVASIR_ROUTER_API_KEY='["one", "two"]') as process,
+        router_process(*options, KVASIR_ROUTER_API_KEY=keys) as process,
         httpx.AsyncClient(base_url=await url_of(process), timeout=10) as client,
     ):
         assert (await client.get("/v1/models")).status_code == 401
@@ -78,6 +79,7 @@ async def test_what_is_wrong_is_said_in_one_line(model_dir: Path, tmp_path: Path
     assert "--model" in await refusal()
     assert "tokenizer.json" in await refusal("--model", str(tmp_path))
     assert "--prt" in await refusal("--prt", "1")
+    assert "api_key" in await refusal("--model", str(model_dir), KVASIR_ROUTER_API_KEY='[""]')
     broken = tmp_path / "template"
     broken.write_text("{% if %}")
     assert "error: " in await refusal("--model", str(model_dir), "--chat-template", str(broken))
