@@ -141,7 +141,6 @@ def main(argv: list[str]) -> int:
     options = _parser().parse_args(argv)
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     url = options.url.rstrip("/").removesuffix("/v1")
-    sampling = {"temperature": options.temperature, "max_completion_tokens": options.max_tokens}
     try:
         model = options.model or asyncio.run(_first_model(url, headers))
     except ValueError as error:
@@ -152,7 +151,7 @@ def main(argv: list[str]) -> int:
         model=model,
         system=options.system,
         headers=headers,
-        options={name: value for name, value in sampling.items() if value is not None},
+        options={"temperature": options.temperature, "max_completion_tokens": options.max_tokens},
     )
     if not sys.stdin.isatty():
         return talk(conversation, sys.stdin)
@@ -170,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
     parser.add_argument("--model", help="its name for the API (default: the first that the server lists)")
     parser.add_argument("--system", help="what the model is told before the conversation")
-    parser.add_argument("--temperature", type=float, help="default: the server's")
-    parser.add_argument("--max-tokens", type=int, help="longest answer (default: the server's)")
+    parser.add_argument("--temperature", type=float, default=0.7, help="default: %(default)s")
+    parser.add_argument("--max-tokens", type=int, default=1024, help="longest answer (default: %(default)s)")
     parser.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY"), help="default: OPENAI_API_KEY")
     return parser
