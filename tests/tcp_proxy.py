@@ -34,7 +34,11 @@ class TcpProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
-        there_reader, there_writer = await asyncio.open_connection(self._host, int(self._port))
+        try:
+            there_reader, there_writer = await asyncio.open_connection(self._host, int(self._port))
+        except OSError:  # nobody there: neither is there here
+            writer.transport.abort()
+            return
         for pair in ((reader, there_writer), (there_reader, writer)):
             self._writers.add(pair[1])
             task = asyncio.create_task(self._copy(*pair))
