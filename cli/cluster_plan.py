@@ -81,6 +81,7 @@ def _node_options(
         "block_size": config.block_size,
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
+        "drain_grace_s": config.shutdown_grace_s,
         "log_level": config.log_level,
     }
     return {name: value for name, value in options.items() if value is not None}
@@ -117,6 +118,7 @@ def _router(config: ServeConfig, model: Path, addresses: Addresses, environment:
         "port": addresses.http_port,
         "grpc_listen": f"127.0.0.1:{addresses.grpc_port}",
         "model": str(model),
+        "shutdown_grace_s": config.shutdown_grace_s,
         "log_level": config.log_level,
         **config.router_options,
     }

@@ -24,6 +24,7 @@ from kvasir.common.secrets import new_secret
 
 _POLL_S = 0.25
 _REMIND_S = 5.0
+_LAST_WORDS_S = 10.0  # after their grace time, processes have this long to end by themselves
 
 
 class CannotStart(Exception):
@@ -103,7 +104,7 @@ async def run(config: ServeConfig, specs: list[ChildSpec], model_name: str, outp
     finally:
         stopped.cancel()
         ready.cancel()
-        await supervisor.stop(config.shutdown_timeout_s)
+        await supervisor.stop(config.shutdown_grace_s + _LAST_WORDS_S)
     output.say("stopped")
     return 0
 

@@ -41,5 +41,5 @@ class ServeConfig(ServiceConfig, env_prefix="KVASIR_SERVE_", cli_hide_none_type=
     decode_options: dict[str, OptionValue] = Field(default={}, description="More options of the decode nodes.")
 
     start_timeout_s: float = Field(default=300.0, gt=0, description="Give up if not ready by then.")
-    shutdown_timeout_s: float = Field(default=30.0, gt=0, description="Kill what has not stopped by then.")
+    shutdown_grace_s: float = Field(default=10.0, ge=0, description="Requests have this long to finish at the end.")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
