@@ -1,0 +1,111 @@
+"""The compiled attention loops against the torch reference that defines them."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvasir.kernels.decode_attention import decode_attention
+from kvasir.kernels.prefill_attention import prefill_attention, prefill_attention_reference
+from tests.unit.kernels.paged import LAYER, Paged, paged
+
+SHAPES = [  # heads, KV heads, head dim, block size
+    (9, 3, 64, 16),
+    (4, 4, 8, 4),
+    (8, 1, 80, 16),
+    (4, 2, 128, 32),
+    (3, 1, 16, 1),
+    (2, 2, 32, 17),
+]
+
+
+@pytest.fixture(params=[1, 2])
+def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def reference(step: Paged, window: int = 0) -> Tensor:
+    out = torch.empty(len(step.query), step.width)
+    prefill_attention_reference(
+        step.query, step.kv_cache, LAYER, step.block_tables, step.query_starts, step.seq_lens, out,
+        scale=step.scale, window=window,
+    )  # fmt: skip
+    return out
+
+
+def prefill(step: Paged, window: int = 0) -> Tensor:
+    out = torch.full((len(step.query), step.width), torch.nan)
+    prefill_attention(
+        step.query, step.kv_cache, LAYER, step.block_tables, step.query_starts, step.seq_lens, out,
+        scale=step.scale, window=window,
+    )  # fmt: skip
+    return out
+
+
+def decode(step: Paged, window: int = 0) -> Tensor:
+    out = torch.full((len(step.query), step.width), torch.nan)
+    decode_attention(
+        step.query, step.kv_cache, LAYER, step.block_tables, step.seq_lens, out, scale=step.scale, window=window
+    )
+    return out
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block"), SHAPES)
+@pytest.mark.parametrize("window", [0, 1, 20])
+def test_decode_agrees_with_the_reference(
+    heads: int, kv_heads: int, head_dim: int, block: int, window: int, num_threads: int
+) -> None:
+    lengths = [1, 2, block, block + 1, 3 * block, 150]
+    step = paged(lengths, [1] * len(lengths), heads=heads, kv_heads=kv_heads, head_dim=head_dim, block=block)
+    torch.testing.assert_close(decode(step, window), reference(step, window), rtol=1e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block"), SHAPES)
+@pytest.mark.parametrize("window", [0, 1, 20, 100])
+def test_prefill_agrees_with_the_reference(
+    heads: int, kv_heads: int, head_dim: int, block: int, window: int, num_threads: int
+) -> None:
+    """Whole prompts and later chunks; shorter and longer than the loop's tiles of 64 queries and 64 keys."""
+    lengths, num_new = [2, 64, 65, 200, 131], [2, 64, 65, 3, 130]
+    step = paged(lengths, num_new, heads=heads, kv_heads=kv_heads, head_dim=head_dim, block=block)
+    torch.testing.assert_close(prefill(step, window), reference(step, window), rtol=1e-5, atol=5e-6)
+
+
+def test_a_sequence_does_not_feel_the_others() -> None:
+    together = paged([300, 70, 5], [100, 70, 1], heads=4, kv_heads=2, head_dim=64, block=16)
+    out = prefill(together)
+    for row in range(3):
+        first, last = int(together.query_starts[row]), int(together.query_starts[row + 1])
+        alone = Paged(
+            together.query[first:last], together.kv_cache, together.block_tables[row : row + 1],
+            torch.tensor([0, last - first], dtype=torch.int32), together.seq_lens[row : row + 1], together.width,
+        )  # fmt: skip
+        assert torch.equal(prefill(alone), out[first:last])
+
+
+def test_prefill_and_decode_agree_on_the_last_token() -> None:
+    step = paged([90], [90], heads=9, kv_heads=3, head_dim=64, block=16)
+    last = Paged(
+        step.query[-1:], step.kv_cache, step.block_tables, torch.tensor([0, 1], dtype=torch.int32), step.seq_lens,
+        step.width,
+    )  # fmt: skip
+    torch.testing.assert_close(decode(last), prefill(step)[-1:], rtol=1e-5, atol=1e-6)
+
+
+def test_large_scores_do_not_overflow() -> None:
+    step = paged([100, 40], [30, 40], heads=4, kv_heads=2, head_dim=64, block=16)
+    step.query.mul_(1e3)
+    torch.testing.assert_close(prefill(step), reference(step), rtol=1e-3, atol=1e-3)
+
+
+def test_a_broken_key_shows_in_its_own_sequence_alone() -> None:
+    """A NaN must come out as NaN, for the sampler to find, and must not reach the neighbours."""
+    step = paged([40, 40], [1, 1], heads=4, kv_heads=2, head_dim=64, block=16)
+    step.kv_cache[step.block_tables[0, 1], LAYER, 0, 0, 3] = torch.nan
+    for out in (decode(step), prefill(step)):
+        assert out[0].isnan().any()
+        assert not out[1].isnan().any()

@@ -1,0 +1,68 @@
+"""Loops over rows against their references."""
+
+import pytest
+import torch
+
+from kvasir.kernels.rms_norm import rms_norm, rms_norm_reference
+from kvasir.kernels.silu_mul import silu_mul, silu_mul_reference
+from kvasir.kernels.write_kv import write_kv, write_kv_reference
+
+NUM_TOKENS = [1, 16, 17, 100]
+
+
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("size", [8, 576, 577])
+def test_rms_norm(num_tokens: int, size: int) -> None:
+    hidden, weight = torch.randn(num_tokens, size) * 3, torch.randn(size)
+    torch.testing.assert_close(
+        rms_norm(hidden, weight, 1e-5), rms_norm_reference(hidden, weight, 1e-5), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+def test_rms_norm_adds_to_the_residual_first(num_tokens: int) -> None:
+    hidden, residual, weight = torch.randn(num_tokens, 64), torch.randn(num_tokens, 64), torch.randn(64)
+    expected_residual = residual.clone()
+    expected = rms_norm_reference(hidden.clone(), weight, 1e-6, expected_residual)
+    out = rms_norm(hidden, weight, 1e-6, residual)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(residual, expected_residual)
+
+
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_silu_mul(num_tokens: int, scale: float) -> None:
+    gate_up = torch.randn(num_tokens, 2 * 48) * scale
+    torch.testing.assert_close(silu_mul(gate_up), silu_mul_reference(gate_up), rtol=1e-5, atol=1e-6)
+
+
+def test_silu_mul_lets_nan_through() -> None:
+    gate_up = torch.zeros(1, 8)
+    gate_up[0, 1] = torch.nan
+    assert silu_mul(gate_up)[0].isnan().tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("rotates", [True, False])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block"), [(9, 3, 64, 16), (2, 2, 8, 3)])
+def test_write_kv(num_tokens: int, rotates: bool, heads: int, kv_heads: int, head_dim: int, block: int) -> None:
+    qkv = torch.randn(num_tokens, (heads + 2 * kv_heads) * head_dim)
+    angles = torch.rand(num_tokens, head_dim // 2) * 6
+    cos, sin = (angles.cos(), angles.sin()) if rotates else (None, None)
+    kv_cache = torch.randn(num_tokens // block + 3, 2, 2, kv_heads, block, head_dim)
+    slots = torch.randperm(kv_cache.shape[0] * block)[:num_tokens]
+    expected_qkv, expected_cache = qkv.clone(), kv_cache.clone()
+    write_kv_reference(expected_qkv, cos, sin, slots, expected_cache, 1)
+    write_kv(qkv, cos, sin, slots, kv_cache, 1)
+    torch.testing.assert_close(qkv, expected_qkv, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(kv_cache, expected_cache, rtol=1e-5, atol=1e-6)
+
+
+def test_write_kv_without_rotation_copies_exactly() -> None:
+    """Spelled out by hand, since the reference is code too: token 1 of 2, block size 4, slot 6 = block 1, offset 2."""
+    qkv = torch.arange(2 * 3 * 2, dtype=torch.float32).view(2, 6)  # one query, key, value head of 2 dimensions
+    kv_cache = torch.zeros(2, 1, 2, 1, 4, 2)
+    write_kv(qkv, None, None, torch.tensor([0, 6]), kv_cache, 0)
+    assert kv_cache[1, 0, 0, 0, 2].tolist() == [8, 9]
+    assert kv_cache[1, 0, 1, 0, 2].tolist() == [10, 11]
+    assert int((kv_cache != 0).sum()) == 8
