@@ -51,12 +51,13 @@ class Link:
         """Returns when each side has proved that it knows the secret."""
         watch = asyncio.create_task(self._watch())
         shake = asyncio.create_task(self._shake_hands(secret))
+        shake.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if only by us
         self._tasks = [watch, shake]
         try:
             self._socket.connect(f"tcp://{self._address}")
             async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
                 await asyncio.wait({watch, shake}, return_when=asyncio.FIRST_COMPLETED)
-            if not shake.done():
+            if self.why_lost or not shake.done():
                 raise KVTransferError(self.why_lost)
             shake.result()
         except (TimeoutError, zmq.ZMQError, KVTransferError) as error:
@@ -72,8 +73,8 @@ class Link:
         for task in self._tasks:
             task.cancel()
         if not self._socket.closed:
+            self._socket.disable_monitor()  # first: zmq would wait for ever to tell a monitor that is closed
             self._monitor.close(linger=0)
-            self._socket.disable_monitor()
             self._socket.close(linger=0)
 
     def requests(self, transfer_id: TransferId) -> "Requests":

@@ -35,6 +35,7 @@ MAX_REQUESTS_PER_PEER = 64  # a sender lends no more blocks than this to one con
 
 _HEARTBEAT_MS = 500
 _HEARTBEAT_TIMEOUT_MS = 2000
+_STALL_TIMEOUT_MS = 3000
 
 SENDER = b"kvasir-kv-sender"
 RECEIVER = b"kvasir-kv-receiver"
@@ -48,6 +49,9 @@ def configure(socket: "zmq.Socket[Any]", max_frame_bytes: int, is_ipv6: bool) ->
     """What both ends need: a frozen peer is noticed, no frame is larger than agreed, closing never waits."""
     socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
     socket.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+    # No ping leaves, and so none is missed, while a sender is stuck in the middle of a block that nobody reads: there
+    # the kernel has to end the connection (TCP_USER_TIMEOUT), or zmq would hold on to the blocks for ever.
+    socket.set(zmq.TCP_MAXRT, _STALL_TIMEOUT_MS)
     socket.set(zmq.HANDSHAKE_IVL, _HEARTBEAT_TIMEOUT_MS)
     socket.set(zmq.MAXMSGSIZE, max_frame_bytes)
     socket.set(zmq.LINGER, 0)
