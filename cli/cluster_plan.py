@@ -1,6 +1,5 @@
 """What `kvasir serve` starts: from the configuration and the machine to command lines. Pure."""
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -123,7 +122,7 @@ def _router(config: ServeConfig, model: Path, addresses: Addresses, environment:
         **config.router_options,
     }
     names = [word for name in config.served_model_name for word in ("--served-model-name", name)]
-    variables = {"KVASIR_ROUTER_API_KEY": json.dumps(config.api_key)} if config.api_key else {}
+    variables = {"KVASIR_ROUTER_API_KEY": ",".join(config.api_key)} if config.api_key else {}
     return ChildSpec(
         name="router",
         command=(sys.executable, "-m", "kvasir.router", *as_arguments(options), *names),

@@ -1,13 +1,22 @@
 """Everything `kvasir serve` can be told."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_settings import NoDecode
 
 from kvasir.common.config import ServiceConfig
 
 OptionValue = str | int | float | bool
+
+
+def _split(value: str | list[str]) -> list[str]:
+    """A list, or in the environment `a,b`."""
+    return value.split(",") if isinstance(value, str) else value
+
+
+Words = Annotated[list[Annotated[str, Field(min_length=1)]], NoDecode, BeforeValidator(_split)]
 
 
 class ServeConfig(ServiceConfig, env_prefix="KVASIR_SERVE_", cli_hide_none_type=True):
@@ -17,12 +26,12 @@ class ServeConfig(ServiceConfig, env_prefix="KVASIR_SERVE_", cli_hide_none_type=
     """
 
     model: Path | None = Field(default=None, description="Hugging Face directory; default: the built-in model.")
-    served_model_name: list[str] = Field(default=[], description="Names the API answers to; default: the model's own.")
+    served_model_name: Words = Field(default=[], description="Names the API answers to; default: the model's own.")
     prefill: int = Field(default=1, ge=0, le=64, description="How many prefill nodes.")
     decode: int = Field(default=1, ge=1, le=64, description="How many decode nodes.")
     host: str = Field(default="127.0.0.1", description="Address of the HTTP API.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port of the HTTP API; 0 takes a free one.")
-    api_key: list[str] = Field(default=[], repr=False, description="Keys that clients must send one of.")
+    api_key: Words = Field(default=[], repr=False, description="Keys that clients must send one of.")
 
     connector: Literal["tcp", "redis", "shared_storage"] = Field(default="tcp", description="How KV blocks travel.")
     redis_url: str | None = Field(default=None, repr=False, description="Default: a server of our own is started.")

@@ -58,13 +58,13 @@ def test_cores_are_shared_when_pinning_is_off_or_they_are_too_few() -> None:
 
 
 def test_all_share_the_secret_and_no_command_line_shows_it_or_a_key_or_a_password() -> None:
-    config = ServeConfig(connector="redis", api_key=["client-key"])
+    config = ServeConfig(connector="redis", api_key=["client-key", "other"])
     specs = plan(config, redis_url="redis://:password@127.0.0.1:1/0")
     for spec in specs.values():
         assert spec.environment["KVASIR_CLUSTER_SECRET"] == SECRET
         shown = " ".join(spec.command)
         assert not any(word in shown for word in (SECRET, "client-key", "password"))
-    assert specs["router"].environment["KVASIR_ROUTER_API_KEY"] == '["client-key"]'
+    assert specs["router"].environment["KVASIR_ROUTER_API_KEY"] == "client-key,other"
     assert specs["prefill-0"].environment["KVASIR_PREFILL_REDIS_URL"].startswith("redis://:password@")
     assert specs["decode-0"].environment["KVASIR_DECODE_REDIS_URL"].startswith("redis://:password@")
     assert "KVASIR_DECODE_REDIS_URL" not in specs["prefill-0"].environment, "a node refuses what it does not know"
