@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -94,12 +93,13 @@ def _read_kept(path: Path) -> dict[str, Any]:
 def _keep(places: Iterable[Path], content: dict[str, Any]) -> None:
     """In the first place that can be written; whole or not at all, since other nodes may read it now."""
     for path in places:
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".kvasir-", delete=False) as aside:
-                json.dump(content, aside)
-            os.replace(aside.name, path)
+            aside.write_text(json.dumps(content))
+            aside.replace(path)
         except OSError:
+            aside.unlink(missing_ok=True)
             continue
         return
     log.warning("the digest of the weights could not be kept; the next start will read them again")

@@ -1,0 +1,80 @@
+"""Logits of every architecture and every rope type, against transformers, on tiny random checkpoints."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unit.engine.checkpoints import VOCAB, edit_json, reference_logits, save_checkpoint
+from tests.unit.engine.forward import logits_by_chunks
+
+LONG = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(150)]  # past the 64 positions of the checkpoints
+CHUNKS = [33, 1, 1, 40, 75]
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA3 = YARN | {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 2.5},
+    "yarn": {"rope_type": "yarn"} | YARN,
+    "yarn with its options": {"rope_type": "yarn", "beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.3} | YARN,
+    "llama3": {"rope_type": "llama3"} | LLAMA3,
+}
+
+
+def check(directory: Path, model: Any, token_ids: list[int], chunk_sizes: list[int]) -> None:
+    expected = reference_logits(model, token_ids)
+    got = logits_by_chunks(directory, token_ids, chunk_sizes)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_llama_with_each_rope_type(tmp_path: Path, rope: str) -> None:
+    model = save_checkpoint(tmp_path, rope_parameters=ROPES[rope] | {"rope_theta": 1000.0})
+    check(tmp_path, model, LONG, CHUNKS)
+
+
+@pytest.mark.parametrize("key", ["type", "rope_type"])
+@pytest.mark.parametrize("rope", ["linear", "yarn", "llama3"])
+def test_old_configs_keep_scaling_beside_theta(tmp_path: Path, rope: str, key: str) -> None:
+    """`rope_theta` and `rope_scaling`, with the older key `type` too; half-read, scaling would be lost in silence."""
+    model = save_checkpoint(tmp_path, rope_parameters=ROPES[rope] | {"rope_theta": 1000.0})
+    scaling = {name: value for name, value in ROPES[rope].items() if name != "rope_type"} | {key: rope}
+    edit_json(tmp_path / "config.json", rope_parameters=None, rope_theta=1000.0, rope_scaling=scaling)
+    check(tmp_path, model, LONG, CHUNKS)
+
+
+def test_dynamic_rope_up_to_the_original_length(tmp_path: Path) -> None:
+    model = save_checkpoint(tmp_path, rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1000.0})
+    check(tmp_path, model, LONG[:64], [40, 24])
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+        ("llama", {"num_key_value_heads": 1, "head_dim": 12}),
+        ("mistral", {"sliding_window": 20}),
+        ("mistral", {"sliding_window": None}),
+        ("qwen2", {}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+        ("qwen3", {}),
+        ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+    ],
+)
+def test_each_architecture(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+    model = save_checkpoint(tmp_path, kind, **options)
+    check(tmp_path, model, LONG[:64], [10, 1, 53])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_checkpoints_are_computed_in_float32(tmp_path: Path, dtype: torch.dtype) -> None:
+    model = save_checkpoint(tmp_path, dtype=dtype)
+    check(tmp_path, model, LONG[:40], [40])
+
+
+def test_sharded_checkpoint(tmp_path: Path) -> None:
+    model = save_checkpoint(tmp_path, shard_size="50KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    check(tmp_path, model, LONG[:40], [40])

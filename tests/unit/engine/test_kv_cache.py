@@ -1,0 +1,33 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kvasir.engine.kv_cache import KVCache, default_budget_bytes, num_blocks_that_fit
+from kvasir.engine.types import BlockId, KVLayout
+
+CPU = torch.device("cpu")
+LAYOUT = KVLayout(num_layers=2, num_kv_heads=3, total_kv_heads=3, head_dim=8, block_size=4, dtype="float32")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_block_is_one_piece_of_bytes(dtype: str) -> None:
+    layout = replace(LAYOUT, dtype=dtype)
+    cache = KVCache(layout, 5, CPU)
+    assert cache.data.shape == (5, 2, 2, 3, 4, 8)
+    cache.data[3].normal_()
+    payload = cache.read(BlockId(3))
+    assert payload.nbytes == layout.bytes_per_block
+    cache.write(BlockId(1), payload)
+    assert torch.equal(cache.data[1], cache.data[3])
+    assert not cache.data[[0, 2, 4]].any()
+
+
+def test_budget() -> None:
+    assert num_blocks_that_fit(10 * LAYOUT.bytes_per_block + 1, LAYOUT) == 10
+    with pytest.raises(ValueError, match="holds 1 blocks"):
+        num_blocks_that_fit(2 * LAYOUT.bytes_per_block - 1, LAYOUT)
+
+
+def test_the_default_budget_leaves_most_of_the_memory_to_others() -> None:
+    assert 0 < default_budget_bytes(CPU) <= 4 << 30
