@@ -136,7 +136,16 @@ class Cluster:
         self.url = f"http://127.0.0.1:{port}"
         self.router = self._service(
             "router",
-            ["kvasir.router", "--port", str(port), "--grpc-listen", self._join, "--model", str(model_dir), *router_args],
+            [
+                "kvasir.router",
+                "--port",
+                str(port),
+                "--grpc-listen",
+                self._join,
+                "--model",
+                str(model_dir),
+                *router_args,
+            ],
             f"{self.url}/metrics",
         )
         self._node_args = {"prefill": prefill_args, "decode": decode_args}

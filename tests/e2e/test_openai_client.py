@@ -59,7 +59,9 @@ def test_first_token_obeys_the_sampling_rules(cluster: Cluster) -> None:
     other = cluster.client().completions.create(**arguments, logit_bias=banned, extra_body={"return_token_ids": True})
     assert not set(other.choices[0].token_ids) & set(ids)  # type: ignore[attr-defined]
     # Presence counts output only, so it leaves the first token alone; repetition counts the prompt too.
-    presence = cluster.client().completions.create(**arguments, presence_penalty=2, extra_body={"return_token_ids": True})
+    presence = cluster.client().completions.create(
+        **arguments, presence_penalty=2, extra_body={"return_token_ids": True}
+    )
     assert presence.choices[0].token_ids[0] == ids[0]  # type: ignore[attr-defined]
 
 

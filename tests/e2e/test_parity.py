@@ -21,8 +21,10 @@ from tests.e2e.reference import Answer, Prompt
 pytestmark = [pytest.mark.cluster, pytest.mark.parity, pytest.mark.timeout(900)]
 
 BLOCK_SIZE = 16
-# Blocks for the longest prompt and its answer, and hardly more: 16 requests at once must preempt each other.
+# Blocks for the longest prompt and its answer, and hardly more.
 SMALL_CACHE = ("--kv-cache-memory", str(136 * 737_280))
+# Beside the prompts at once, in a small cache, so many requests a decode node that together outgrow it: 8 x 17 blocks.
+NUM_FILLERS, FILLER_PROMPT_TOKENS, FILLER_OUTPUT_TOKENS = 8, 40, 230
 MAX_TIES = 1  # prompts a run that may differ, where the reference's two best logits are closer than this:
 TIE = 1e-4
 
@@ -83,14 +85,16 @@ def test_output_equals_transformers(setup: Setup, cluster: Cluster, model_dir: P
     assert len(together) == 16
     run = Run(cluster, reference.answers())
 
-    fetched, cached, recomputed = "kvasir:kv_blocks_fetched_total", "kvasir:kv_blocks_cached_total", ""
+    fetched, cached = "kvasir:kv_blocks_fetched_total", "kvasir:kv_blocks_cached_total"
     recomputed = "kvasir:prompt_tokens_recomputed_total"
     preemptions = "vllm:num_preemptions_total"
-    num_blocks = sum(-(-len(prompt.token_ids) // BLOCK_SIZE) for prompt in prompts)
+    num_fillers = NUM_FILLERS * setup.num_decode if setup.small_cache else 0
+    num_blocks = sum(num_blocks_of(len(prompt.token_ids)) for prompt in prompts)
+    num_blocks += num_fillers * num_blocks_of(FILLER_PROMPT_TOKENS)
 
     with cluster.deltas(cluster.decode, fetched, recomputed, preemptions) as cold:
         run.alone(alone, salt="cold")
-        run.together(together, salt="cold")
+        run.together(together, salt="cold", num_fillers=num_fillers)
     assert cold[fetched] == num_blocks, "every block of every prompt came over the connector"
     if setup.small_cache:
         assert cold[preemptions] > 0
@@ -122,6 +126,10 @@ def test_output_equals_transformers(setup: Setup, cluster: Cluster, model_dir: P
     run.check_ties()
 
 
+def num_blocks_of(num_tokens: int) -> int:
+    return -(-num_tokens // BLOCK_SIZE)
+
+
 class Run:
     """Sends prompts and holds the answers against the reference."""
 
@@ -135,15 +143,15 @@ class Run:
     def alone(self, prompts: Sequence[Prompt], salt: str) -> None:
         asyncio.run(self._send_all(prompts, 1, salt))
 
-    def together(self, prompts: Sequence[Prompt], salt: str) -> None:
-        asyncio.run(self._send_all(prompts, 16, salt))
+    def together(self, prompts: Sequence[Prompt], salt: str, num_fillers: int = 0) -> None:
+        asyncio.run(self._send_all(prompts, 16, salt, num_fillers))
 
     def check_ties(self) -> None:
         assert len(self._ties) <= MAX_TIES, f"differ where the reference is nearly tied: {sorted(self._ties)}"
 
-    async def _send_all(self, prompts: Sequence[Prompt], concurrency: int, salt: str) -> None:
+    async def _send_all(self, prompts: Sequence[Prompt], concurrency: int, salt: str, num_fillers: int = 0) -> None:
         seats = asyncio.Semaphore(concurrency)
-        limits = httpx.Limits(max_connections=concurrency)
+        limits = httpx.Limits(max_connections=concurrency + num_fillers)
         async with httpx.AsyncClient(base_url=self._cluster.url, timeout=300, limits=limits) as client:
 
             async def send(prompt: Prompt) -> None:
@@ -151,8 +159,17 @@ class Run:
                     self._check(prompt, await self._send(client, prompt, salt))
 
             async with asyncio.TaskGroup() as tasks:
+                for index in range(num_fillers):
+                    tasks.create_task(self._send_filler(client, index))
                 for prompt in prompts:
                     tasks.create_task(send(prompt))
+
+    async def _send_filler(self, client: httpx.AsyncClient, index: int) -> None:
+        body = {"model": self._model, "prompt": [100 + index] * FILLER_PROMPT_TOKENS, "ignore_eos": True, "seed": index}
+        body |= {"max_tokens": FILLER_OUTPUT_TOKENS, "cache_salt": f"filler {index}"}
+        response = await client.post("/v1/completions", json=body)
+        assert response.status_code == 200, response.text
+        assert response.json()["usage"]["completion_tokens"] == FILLER_OUTPUT_TOKENS
 
     async def _send(self, client: httpx.AsyncClient, prompt: Prompt, salt: str) -> list[int]:
         # A salt of its own keeps two prompts that begin alike from sharing blocks, so that blocks can be counted.
@@ -182,7 +199,9 @@ class Run:
             return  # the end-of-sequence token need not be reported
         if ours == theirs:
             return
-        at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+        at = next(
+            (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
+        )
         story = f"{prompt.name}: token {at} is {ours[at : at + 1]}, transformers has {theirs[at : at + 1]}"
         assert at < len(theirs), story
         story += f"; its best two logits differ by {answer.margins[at]:.2e}"
