@@ -23,6 +23,8 @@ TransferId = NewType("TransferId", str)
 BlockKey = NewType("BlockKey", bytes)  # 32 bytes: a content hash, or `transfer_key(transfer_id, index)`
 StoreKey = NewType("StoreKey", str)  # a block key, and what else tells stored blocks apart; only [0-9a-z-]
 
+CODEC_NONE = "none"
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -40,6 +42,20 @@ class Ticket:
     transfer_id: TransferId
     connector: str
     endpoints: tuple[Endpoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockHeader:
+    """Says what a payload is."""
+
+    kv_identity: bytes
+    layout: KVLayout
+    key: BlockKey
+    num_tokens: int
+    payload_bytes: int
+    checksum: int  # of the payload
+    sender_epoch: str
+    codec: str = CODEC_NONE
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,32 +8,17 @@ The header is covered by a checksum of its own, so that a flipped bit is a damag
 from dataclasses import dataclass
 
 import xxhash
-from google.protobuf.message import DecodeError
 
 from kvasir.engine.types import KVLayout
-from kvasir.kv_connector.base import BlockKey, Frame, StoreKey
+from kvasir.kv_connector.base import CODEC_NONE, BlockHeader, BlockKey, Frame, StoreKey
 from kvasir.kv_connector.metrics import MissReason
-from kvasir.kv_connector.wire import layout_from_proto, layout_to_proto
-from kvasir.proto import kv_pb2
+from kvasir.kv_connector.wire import header_from_bytes, header_to_bytes
 
 MAGIC = b"KVB1"
 FORMAT_VERSION = 1
 MAX_HEADER_BYTES = 4096
-CODEC_NONE = "none"
 _PREFIX_BYTES = len(MAGIC) + 8
 _LARGEST_ITEM_BYTES = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockHeader:
-    kv_identity: bytes
-    layout: KVLayout
-    key: BlockKey
-    num_tokens: int
-    payload_bytes: int
-    checksum: int  # of the payload
-    sender_epoch: str
-    codec: str = CODEC_NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +43,7 @@ def checksum_of(payload: memoryview) -> int:
 
 
 def pack(header: BlockHeader) -> bytes:
-    message = kv_pb2.BlockHeader(
-        format_version=FORMAT_VERSION,
-        kv_identity=header.kv_identity,
-        layout=layout_to_proto(header.layout),
-        key=header.key,
-        num_tokens=header.num_tokens,
-        codec=header.codec,
-        payload_bytes=header.payload_bytes,
-        checksum=header.checksum,
-        sender_epoch=header.sender_epoch,
-    ).SerializeToString()
+    message = header_to_bytes(header, FORMAT_VERSION)
     return MAGIC + _checksum_bytes(message) + message
 
 
@@ -77,21 +52,9 @@ def unpack(data: bytes) -> BlockHeader:
     if len(data) > MAX_HEADER_BYTES or data[:_PREFIX_BYTES] != MAGIC + _checksum_bytes(message):
         raise BadFrame(MissReason.HEADER, f"{len(data)} bytes that are no header, or a damaged one")
     try:
-        header = kv_pb2.BlockHeader.FromString(message)
-    except DecodeError as error:
-        raise BadFrame(MissReason.HEADER, f"header does not parse: {error}") from error
-    if header.format_version != FORMAT_VERSION:
-        raise BadFrame(MissReason.HEADER, f"header format {header.format_version}, wanted {FORMAT_VERSION}")
-    return BlockHeader(
-        kv_identity=header.kv_identity,
-        layout=layout_from_proto(header.layout),
-        key=BlockKey(header.key),
-        num_tokens=header.num_tokens,
-        codec=header.codec,
-        payload_bytes=header.payload_bytes,
-        checksum=header.checksum,
-        sender_epoch=header.sender_epoch,
-    )
+        return header_from_bytes(message, FORMAT_VERSION)
+    except ValueError as error:
+        raise BadFrame(MissReason.HEADER, str(error)) from error
 
 
 def verify(frame: Frame, expected: Expected) -> BlockHeader:

@@ -102,13 +102,13 @@ class RedisConnector:
         try:
             connection: AbstractConnection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
         except (RedisError, OSError, TimeoutError) as error:
-            raise KVTransferError(f"no connection to Redis: {error!r}") from error
+            raise KVTransferError(f"no connection to Redis: {type(error).__name__}: {error}") from error
         is_clean = False
         try:
             yield connection
             is_clean = True
         except (RedisError, OSError) as error:
-            raise KVTransferError(f"Redis: {error!r}") from error
+            raise KVTransferError(f"Redis: {type(error).__name__}: {error}") from error
         finally:
             await asyncio.shield(self._give_back(connection, is_clean))
 

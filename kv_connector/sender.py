@@ -11,8 +11,17 @@ from dataclasses import dataclass
 
 from kvasir.common.errors import KVTransferError
 from kvasir.engine.types import BlockId
-from kvasir.kv_connector.base import BlockKey, BlockMemory, Frame, KVConnector, StoreConnector, Ticket, TransferId
-from kvasir.kv_connector.header import BlockHeader, checksum_of, max_payload_bytes, pack, store_key
+from kvasir.kv_connector.base import (
+    BlockHeader,
+    BlockKey,
+    BlockMemory,
+    Frame,
+    KVConnector,
+    StoreConnector,
+    Ticket,
+    TransferId,
+)
+from kvasir.kv_connector.header import checksum_of, max_payload_bytes, pack, store_key
 from kvasir.kv_connector.leases import LeasedBlock, Leases
 from kvasir.kv_connector.metrics import TransferMetrics
 from kvasir.kv_connector.settings import ConnectorSettings

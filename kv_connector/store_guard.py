@@ -44,7 +44,7 @@ class StoreGuard:
         self._metrics.store_failures += 1
         self._closed_until_s = self._clock() + self._backoff_s
         if not self._is_failing:
-            log.warning("%s failed (%s); left alone for %.0f s, then tried again", self._what, why, self._backoff_s)
+            log.warning("%s failed (%s); left alone for %g s, then tried again", self._what, why, self._backoff_s)
         self._is_failing = True
 
     def _worked(self) -> None:

@@ -111,15 +111,20 @@ def pairs_of(settings: ConnectorSettings) -> Connect:
 
     @asynccontextmanager
     async def connect(
-        layout: KVLayout = SMALL, receiver_layout: KVLayout | None = None, identity: bytes = IDENTITY, **changes: object
+        layout: KVLayout = SMALL,
+        receiver_layout: KVLayout | None = None,
+        identity: bytes = IDENTITY,
+        num_blocks: int = 64,
+        **changes: object,
     ) -> AsyncIterator[Pair]:
         """A fresh pair. `receiver_layout` and `identity` are the receiver's; `changes` go to the settings."""
         changed = replace(settings, **changes)  # type: ignore[arg-type]  # names are checked by replace itself
+        own, other = layout, receiver_layout or layout
         async with (
-            open_node(changed, layout, seed=1) as sender,
-            open_node(changed, receiver_layout or layout, seed=2, identity=identity) as receiver,
+            open_node(changed, own, seed=1, num_blocks=num_blocks) as sender,
+            open_node(changed, other, seed=2, identity=identity, num_blocks=num_blocks) as receiver,
         ):
-            yield Pair(sender, receiver)
+            yield Pair(sender, receiver, num_blocks)
 
     return connect
 

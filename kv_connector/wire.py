@@ -1,7 +1,9 @@
 """The only file here that knows proto: messages to values and back."""
 
+from google.protobuf.message import DecodeError
+
 from kvasir.engine.types import KVLayout
-from kvasir.kv_connector.base import Endpoint, Ticket, TransferId
+from kvasir.kv_connector.base import BlockHeader, BlockKey, Endpoint, Ticket, TransferId
 from kvasir.proto import common_pb2, kv_pb2
 
 
@@ -26,6 +28,40 @@ def layout_from_proto(message: kv_pb2.BlockLayout) -> KVLayout:
         head_dim=message.head_dim,
         block_size=message.block_size,
         dtype=message.dtype,
+    )
+
+
+def header_to_bytes(header: BlockHeader, format_version: int) -> bytes:
+    return kv_pb2.BlockHeader(
+        format_version=format_version,
+        kv_identity=header.kv_identity,
+        layout=layout_to_proto(header.layout),
+        key=header.key,
+        num_tokens=header.num_tokens,
+        codec=header.codec,
+        payload_bytes=header.payload_bytes,
+        checksum=header.checksum,
+        sender_epoch=header.sender_epoch,
+    ).SerializeToString()
+
+
+def header_from_bytes(data: bytes, format_version: int) -> BlockHeader:
+    """ValueError if that is not what the bytes are."""
+    try:
+        message = kv_pb2.BlockHeader.FromString(data)
+    except DecodeError as error:
+        raise ValueError(f"header does not parse: {error}") from error
+    if message.format_version != format_version:
+        raise ValueError(f"header format {message.format_version}, wanted {format_version}")
+    return BlockHeader(
+        kv_identity=message.kv_identity,
+        layout=layout_from_proto(message.layout),
+        key=BlockKey(message.key),
+        num_tokens=message.num_tokens,
+        codec=message.codec,
+        payload_bytes=message.payload_bytes,
+        checksum=message.checksum,
+        sender_epoch=message.sender_epoch,
     )
 
 

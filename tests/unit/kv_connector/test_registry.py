@@ -1,0 +1,32 @@
+import pytest
+
+from kvasir.kv_connector.memory import MemoryConnector
+from kvasir.kv_connector.registry import connector_names, open_connector
+from kvasir.kv_connector.settings import ConnectorSettings
+from kvasir.kv_connector.tcp import TcpConnector
+
+
+def test_connectors_by_name_and_by_path() -> None:
+    assert {"memory", "tcp", "redis", "shared_storage"} <= set(connector_names())
+    assert isinstance(open_connector(ConnectorSettings(name="memory")), MemoryConnector)
+    by_path = ConnectorSettings(name="kvasir.kv_connector.memory:MemoryConnector")
+    assert isinstance(open_connector(by_path), MemoryConnector)
+
+
+def test_an_unknown_name_lists_the_choices() -> None:
+    with pytest.raises(ValueError, match="unknown connector 'rdma'; choose one of memory, redis, shared_storage, tcp"):
+        open_connector(ConnectorSettings(name="rdma"))
+
+
+def test_what_cannot_work_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="needs a path"):
+        open_connector(ConnectorSettings(name="shared_storage"))
+    with pytest.raises(ValueError, match="needs the cluster's secret"):
+        TcpConnector(ConnectorSettings(name="tcp", listen_host="0.0.0.0"))
+    with pytest.raises(ValueError, match="lease_s must be positive"):
+        ConnectorSettings(lease_s=0)
+
+
+def test_settings_hide_what_is_secret() -> None:
+    shown = repr(ConnectorSettings(secret="hush", redis_url="redis://user:hush@host"))
+    assert "hush" not in shown

@@ -1,0 +1,191 @@
+"""The tcp connector against strangers, garbage and peers that keep to no rule."""
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from kvasir.engine.types import BlockId
+from kvasir.kv_connector import tcp_protocol as protocol
+from kvasir.kv_connector.base import Endpoint, Ticket, TransferId
+from kvasir.kv_connector.metrics import MissReason
+from kvasir.kv_connector.settings import ConnectorSettings
+from kvasir.kv_connector.testing import LARGE, SMALL, Node, Pair, open_node, pairs_of, random_keys, until
+
+SECRET = "a secret of the tests"
+SETTINGS = ConnectorSettings(name="tcp", secret=SECRET)
+DEADLINE_S = 20.0
+
+
+@asynccontextmanager
+async def stranger(node: Node) -> AsyncIterator[zmq.asyncio.Socket]:
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.connect(f"tcp://{node.connector.endpoint}")
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            yield socket
+    finally:
+        context.destroy(linger=0)
+
+
+async def shake_hands(socket: zmq.asyncio.Socket) -> None:
+    nonce = bytes(protocol.NONCE_BYTES)
+    await socket.send_multipart([protocol.HELLO, nonce])
+    _, sender_nonce, _ = await socket.recv_multipart()
+    own_proof = protocol.proof(SECRET, protocol.RECEIVER, nonce, sender_nonce)
+    await socket.send_multipart([protocol.ANSWER, nonce, own_proof])
+    assert await socket.recv_multipart() == [protocol.WELCOME]
+
+
+async def fetch_all(pair: Pair, num_blocks: int = 4) -> tuple[int, ...]:
+    keys, ticket = random_keys(num_blocks), pair.ticket()
+    await pair.sender.sender.publish(ticket, pair.outgoing(keys))
+    transfer = pair.start(ticket, keys)
+    transfer.progress(num_blocks, committed=True)
+    return (await transfer.done()).missing
+
+
+async def test_another_secret_fetches_nothing() -> None:
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        open_node(SETTINGS) as sender,
+        open_node(ConnectorSettings(name="tcp", secret="another"), seed=2) as receiver,
+    ):
+        pair = Pair(sender, receiver)
+        assert await fetch_all(pair) == (0, 1, 2, 3)
+        assert receiver.metrics.misses == {MissReason.PEER_LOST: 4}
+        assert sender.metrics.blocks_sent == 0
+
+
+async def test_a_stranger_is_refused_whatever_it_says_first() -> None:
+    async with open_node(SETTINGS) as node, stranger(node) as socket:
+        keys = random_keys(1)
+        await node.sender.publish(Ticket(transfer_id=TransferId("t"), connector="tcp"), Pair(node, node).outgoing(keys))
+        for message in (
+            [protocol.FETCH, bytes(8), b"t", keys[0]],
+            [protocol.RELEASE, b"t"],
+            [protocol.ANSWER, bytes(protocol.NONCE_BYTES), bytes(32)],
+            [protocol.ANSWER, b"", b""],
+            [protocol.HELLO],
+            [b""],
+            [b"?" * 500, b"x"],
+        ):
+            await socket.send_multipart(message)
+            assert await socket.recv_multipart() == [protocol.REFUSED]
+        assert node.sender.num_leased_blocks == 1
+        assert node.metrics.blocks_sent == 0
+
+
+async def test_an_answer_overheard_on_one_connection_is_worth_nothing_on_another() -> None:
+    nonce = os.urandom(protocol.NONCE_BYTES)
+    async with open_node(SETTINGS) as node, stranger(node) as one, stranger(node) as other:
+        await one.send_multipart([protocol.HELLO, nonce])
+        _, sender_nonce, _ = await one.recv_multipart()
+        answer = [protocol.ANSWER, nonce, protocol.proof(SECRET, protocol.RECEIVER, nonce, sender_nonce)]
+        await one.send_multipart(answer)
+        assert await one.recv_multipart() == [protocol.WELCOME]
+        await other.send_multipart(answer)
+        assert await other.recv_multipart() == [protocol.REFUSED]
+
+
+async def test_garbage_at_the_port_harms_nobody() -> None:
+    randomness = random.Random(7)
+    async with asyncio.timeout(60), pairs_of(SETTINGS)() as pair:
+        host, port = pair.sender.connector.endpoint.split(":")
+        for _ in range(100):
+            _, writer = await asyncio.open_connection(host, int(port))
+            zmtp_greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(48) if randomness.random() < 0.5 else b""
+            writer.write(zmtp_greeting + randomness.randbytes(randomness.randrange(200)))
+            writer.close()
+        async with stranger(pair.sender) as socket:
+            for _ in range(300):
+                frames = [randomness.randbytes(randomness.randrange(40)) for _ in range(randomness.randrange(1, 6))]
+                frames[0] = randomness.choice([frames[0], b"H", b"A", b"F", b"R", b"K"])
+                await socket.send_multipart(frames)
+        assert await fetch_all(pair) == ()
+
+
+async def test_a_frame_that_is_too_large_ends_the_connection_and_not_the_node() -> None:
+    async with asyncio.timeout(DEADLINE_S), pairs_of(SETTINGS)() as pair:
+        async with stranger(pair.sender) as socket:
+            await socket.send_multipart([protocol.HELLO, bytes(protocol.MAX_REQUEST_BYTES + 1)])
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await socket.recv_multipart()
+        assert await fetch_all(pair) == ()
+
+
+async def test_a_sender_of_larger_blocks_is_a_miss() -> None:
+    async with asyncio.timeout(DEADLINE_S), pairs_of(SETTINGS)(LARGE, SMALL) as pair:
+        assert await fetch_all(pair) == (0, 1, 2, 3)
+        assert pair.receiver.metrics.misses == {MissReason.PEER_LOST: 4}  # cut off before a byte of it is stored
+
+
+async def test_one_connection_cannot_borrow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks and does not read is lent a bounded number of blocks, and told that the others are not there."""
+    monkeypatch.setattr(protocol, "MAX_REQUESTS_PER_PEER", 8)
+    async with open_node(SETTINGS, LARGE) as node, stranger(node) as socket:
+        keys = random_keys(60)
+        ticket = Ticket(transfer_id=TransferId("t"), connector="tcp")
+        await node.sender.publish(ticket, Pair(node, node).outgoing(keys))
+        await shake_hands(socket)
+        for index, key in enumerate(keys):
+            await socket.send_multipart([protocol.FETCH, index.to_bytes(8, "little"), b"t", key])
+        words = [(await socket.recv_multipart())[0] for _ in keys]
+        assert set(words) == {protocol.BLOCK, protocol.ABSENT}
+        assert node.metrics.blocks_sent == words.count(protocol.BLOCK)
+        node.sender.abort(ticket.transfer_id)
+        await until(lambda: node.sender.num_leased_blocks == 0)
+
+
+async def test_a_restarted_sender_at_the_same_address_does_not_know_the_ticket() -> None:
+    async with asyncio.timeout(DEADLINE_S), open_node(SETTINGS, seed=2) as receiver:
+        async with open_node(SETTINGS, seed=1) as sender:
+            pair = Pair(sender, receiver)
+            keys, ticket = random_keys(4), pair.ticket()
+            await sender.sender.publish(ticket, pair.outgoing(keys))
+            transfer = pair.start(ticket, keys)
+            transfer.progress(2)
+            await until(lambda: len(pair.landed) == 2)
+            port = int(sender.connector.endpoint.rpartition(":")[2])
+        async with open_node(ConnectorSettings(name="tcp", secret=SECRET, listen_port=port), seed=3) as restarted:
+            other = Pair(restarted, receiver)
+            await restarted.sender.publish(other.ticket(), other.outgoing(keys))
+            transfer.progress(4, committed=True)
+            assert (await transfer.done()).missing == (2, 3)
+            assert receiver.metrics.misses == {MissReason.ABSENT: 2}
+
+
+async def test_nobody_at_the_address() -> None:
+    async with asyncio.timeout(DEADLINE_S), pairs_of(SETTINGS)() as pair:
+        for address in ("127.0.0.1:1", "no-such-host.invalid:80", "not an address", ""):
+            ticket = Ticket(transfer_id=TransferId("t"), connector="tcp", endpoints=(Endpoint(address),))
+            transfer = pair.start(ticket, random_keys(2))
+            transfer.progress(2, committed=True)
+            assert (await transfer.done()).missing == (0, 1)
+
+
+async def test_the_window_bounds_what_is_asked_for_and_not_taken_in() -> None:
+    settings = ConnectorSettings(name="tcp", secret=SECRET, window_bytes=4 * LARGE.bytes_per_block * 4 // 3)
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        open_node(settings, LARGE) as sender,
+        open_node(settings, LARGE) as receiver,
+    ):
+        pair = Pair(sender, receiver)
+        keys, ticket = random_keys(40), pair.ticket()
+        await sender.sender.publish(ticket, pair.outgoing(keys))
+        frames = receiver.connector.fetch(ticket, keys)  # type: ignore[call-arg, arg-type]
+        await anext(frames)
+        await asyncio.sleep(0.3)  # a reader that takes its time
+        assert sender.metrics.blocks_sent <= 6
+        await frames.aclose()
+        sender.sender.abort(ticket.transfer_id)
+        await until(lambda: sender.sender.num_leased_blocks == 0)
+        assert sender.released == {BlockId(index): 1 for index in range(40)}
