@@ -1,4 +1,4 @@
-"""What goes wrong, and that nobody sees it: the answer stays complete and equal, and only what was lost is recomputed."""
+"""What goes wrong, and that nobody sees it: the answer is complete and equal, and only what was lost is recomputed."""
 
 import asyncio
 import threading
