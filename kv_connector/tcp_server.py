@@ -86,8 +86,11 @@ class TcpServer:
             ):
                 log.debug("a peer sent something that is not for us: %r", word[:16])
                 await self._send(peer, protocol.REFUSED)
-            else:
+                continue
+            try:
                 await handle(peer, *arguments)
+            except Exception:  # a bug of ours must not end the service of all others
+                log.exception("a request of a receiver failed in an unforeseen way")
 
     async def _hello(self, peer: bytes, receiver_nonce: bytes) -> None:
         nonce = self._nonce(peer)
