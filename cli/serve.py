@@ -125,7 +125,7 @@ def _on_signals(stop: asyncio.Event, supervisor: Supervisor, output: Output) -> 
             output.say("stopping; once more kills")
             stop.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
 
 

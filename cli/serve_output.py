@@ -1,5 +1,6 @@
 """What `kvasir serve` shows: the lines of all processes under their names, its own, and the way in."""
 
+import contextlib
 import json
 from typing import TextIO
 
@@ -25,7 +26,8 @@ class Output:
         label = f"{name:>10} |"
         if self._coloured:
             label = f"\x1b[{_COLOURS.get(name.partition('-')[0], '0')}m{label}\x1b[0m"
-        print(label, line, file=self._stream, flush=True)
+        with contextlib.suppress(OSError):  # nobody reads any more: no reason to stop serving
+            print(label, line, file=self._stream, flush=True)
 
 
 def banner(config: ServeConfig, router: ChildSpec, model_name: str) -> str:

@@ -1,6 +1,7 @@
 """`kvasir serve` with small HTTP programs in place of the services, and all that it refuses before it starts any."""
 
 import asyncio
+import io
 import os
 import signal
 import socket
@@ -213,6 +214,17 @@ async def test_http_status_of_nobody_and_of_somebody_who_does_not_answer() -> No
     assert await http_status("127.0.0.1", port, "/") is None
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert await http_status("127.0.0.1", silent.getsockname()[1], "/", timeout_s=0.1) is None
+
+
+class Unread(io.StringIO):
+    """A pipe whose other end is closed."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_output_that_nobody_reads_stops_nothing() -> None:
+    Output(Unread()).say("into the void")
 
 
 def test_the_banner_can_be_pasted() -> None:
