@@ -37,6 +37,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each number (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder (default: %(default)s)")
     options = parser.parse_args(argv)
+    # Threads that spin while they wait would slow down whoever's turn comes next. Read when torch is imported.
+    os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
     model = prepare_builtin_model()
     num_cores = len(usable_cpus())
     shared = ["--no-pin-cores", "--kv-cache-memory", "1GiB"]
@@ -49,7 +51,7 @@ def main(argv: list[str]) -> int:
         contenders: list[Contender] = [TransformersContender(model), EngineContender(model), *clusters]
         samples = compare(contenders, options.rounds)
         figures = {cluster.name: cluster_figures(cluster) for cluster in clusters}
-    write_results(options.output, samples, figures, options.rounds, num_cores)
+    write_results(options.output, samples, figures, options.rounds)
     return 0
 
 
@@ -87,9 +89,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write_results(
-    folder: Path, samples: Samples, figures: dict[str, list[Figure]], num_rounds: int, num_cores: int
-) -> None:
+def write_results(folder: Path, samples: Samples, figures: dict[str, list[Figure]], num_rounds: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     about = machine() | {"rounds": num_rounds}
     everything = {
