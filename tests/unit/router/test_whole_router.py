@@ -3,22 +3,25 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
+import pytest
 
+from kvasir.proto import common_pb2
 from kvasir.router.app import create_app
 from kvasir.router.auth import ApiKeys
 from kvasir.router.http_server import running_http_server
 from kvasir.router.metrics import RouterMetrics
 from kvasir.router.openai.api import OpenAIApi
-from tests.fake_cluster import FakeCluster, fake_cluster
+from tests.fake_cluster import FakeCluster, fake_cluster, until
 from tests.fake_node import expected_tokens
 from tests.unit.router.openai.conftest import TOKENIZER, ids
 
 
 @asynccontextmanager
-async def whole_router() -> AsyncIterator[tuple[httpx.AsyncClient, FakeCluster]]:
-    async with fake_cluster() as cluster:
+async def whole_router(**config: Any) -> AsyncIterator[tuple[httpx.AsyncClient, FakeCluster]]:
+    async with fake_cluster(config=config) as cluster:
         metrics = RouterMetrics(cluster.metrics)  # beside the dispatcher's own: no name is taken twice
         api = OpenAIApi(
             cluster.dispatcher,
@@ -60,3 +63,62 @@ async def test_clients_that_leave_free_everything() -> None:
             await asyncio.gather(*asking, return_exceptions=True)
         await cluster.settle()
         assert (await client.post("/v1/completions", json={"model": "m", "prompt": "x"})).status_code == 200
+
+
+FAST_LOSS = {"heartbeat_timeout_s": 0.6, "node_wait_s": 0.5}
+
+
+def check_error(response: httpx.Response, status: int) -> dict[str, Any]:
+    """A whole JSON body with its status: once, whatever a decode node said became a 200 without a body."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error: dict[str, Any] = response.json()["error"]
+    assert error["message"]
+    return error
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [(common_pb2.FAILURE_CODE_INVALID_REQUEST, 400), (common_pb2.FAILURE_CODE_NUMERICAL, 500)],
+    ids=["invalid", "numerical"],
+)
+async def test_what_a_decode_node_refuses_has_its_status(stream: bool, code: int, status: int) -> None:
+    async with whole_router() as (client, cluster):
+        cluster.prefill[0].behaviour.chunk_s = 0.2  # the decode node speaks before the first token is there
+        cluster.decode[0].behaviour.fail_starts = [code]
+        body = {"model": "m", "prompt": "x" * 40, "max_tokens": 12, "stream": stream}
+        check_error(await client.post("/v1/completions", json=body), status)
+        cluster.prefill[0].behaviour.chunk_s = 0
+        await cluster.settle()
+        assert (await client.post("/v1/completions", json=body)).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_decode_node_that_dies_before_the_first_token_is_a_503(stream: bool) -> None:
+    async with whole_router(**FAST_LOSS) as (client, cluster):
+        cluster.prefill[0].behaviour.chunk_s = 60.0
+        body = {"model": "m", "prompt": "x" * 400, "max_tokens": 12, "stream": stream}
+        asking = asyncio.create_task(client.post("/v1/completions", json=body))
+        await until(lambda: any(not one.is_canary for one in cluster.decode[0].requests))
+        await cluster.decode[0].die()
+        check_error(await asking, 503)
+        cluster.prefill[0].behaviour.chunk_s = 0
+        await until(lambda: not cluster.dispatcher.is_ready)
+        check_error(await client.post("/v1/completions", json=body), 503)  # nobody is there at all
+        await cluster.settle()
+
+
+async def test_a_decode_node_that_dies_in_mid_stream_ends_the_stream_with_an_error() -> None:
+    async with whole_router(**FAST_LOSS) as (client, cluster):
+        cluster.decode[0].behaviour.token_s = 0.05
+        body = {"model": "m", "prompt": "x" * 40, "max_tokens": 1000, "stream": True, "ignore_eos": True}
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            assert response.headers["content-type"].startswith("text/event-stream")
+            lines = response.aiter_lines()
+            events = [await anext(lines) for _ in range(6)]
+            await cluster.decode[0].die()
+            events += [line async for line in lines]
+        events = [line for line in events if line]
+        assert events[-1].startswith('data: {"error":{')
+        assert all('"finish_reason":null' in line for line in events[:-1])
