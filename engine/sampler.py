@@ -17,13 +17,12 @@ from kvasir.engine.types import PositionLogprobs, Request, Sampled
 
 # Shapes: R rows, one a request  V vocabulary
 
-_FIRST_CANDIDATES = 1024  # top-p seldom needs more of them than this; sorting all takes milliseconds
+_CANDIDATES = (64, 1024)  # top-p is looked for among so many best ones first; sorting all takes milliseconds
 
 
 def sample(logits: Tensor, requests: Sequence[Request]) -> list[Sampled]:
     """logits [R, V], the raw ones: left as they are -> the next token of each request"""
-    lowest, highest = torch.aminmax(logits, dim=-1)
-    finite = (lowest.isfinite() & highest.isfinite()).tolist()
+    finite = logits.sum(-1).isfinite().tolist()  # one that is not makes the sum so
     best: list[int] = logits.argmax(-1).tolist()
     return [
         _sample_row(logits[row], request, best[row]) if finite[row] else Sampled(token_ids=(), is_finite=False)
@@ -48,26 +47,30 @@ def draw(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: fl
     """Where u in [0, 1) falls in the distribution, its tokens in ascending order. logits [V]; ties stay together."""
     scaled = logits / temperature
     scaled = scaled - scaled.max()  # the best is 0
+    ids: Tensor | None = None  # of what is left; None: all
     if 0 < top_k < len(scaled):
-        scaled = _keep_at_least(scaled, scaled.topk(top_k).values[-1])
+        scaled, ids = _at_least(scaled, ids, scaled.topk(top_k).values[-1])
     if top_p < 1:
-        scaled = _keep_at_least(scaled, _top_p_threshold(scaled, top_p))
+        scaled, ids = _at_least(scaled, ids, _top_p_threshold(scaled, top_p))
     weights = scaled.double().exp()
     if min_p > 0:
         weights = torch.where(weights >= min_p, weights, 0.0)  # the best weighs 1
     sums = weights.cumsum(0)
-    token = int(torch.searchsorted(sums, u * sums[-1], right=True))
-    return token if token < len(sums) else int(weights.nonzero()[-1])  # u so near 1 that rounding ran past the end
+    index = int(torch.searchsorted(sums, u * sums[-1], right=True))
+    if index == len(sums):  # u so near 1 that rounding ran past the end
+        index = int(weights.nonzero()[-1])
+    return index if ids is None else int(ids[index])
 
 
-def _keep_at_least(scaled: Tensor, threshold: Tensor) -> Tensor:
-    return torch.where(scaled >= threshold, scaled, -torch.inf)
+def _at_least(scaled: Tensor, ids: Tensor | None, threshold: Tensor) -> tuple[Tensor, Tensor]:
+    kept = (scaled >= threshold).nonzero()[:, 0]
+    return scaled[kept], kept if ids is None else ids[kept]
 
 
 def _top_p_threshold(scaled: Tensor, top_p: float) -> Tensor:
     """The logit of the last token of the smallest set of best ones whose weights come to `top_p` of all."""
     target = top_p * scaled.double().exp().sum()
-    for num_candidates in (_FIRST_CANDIDATES, len(scaled)):
+    for num_candidates in (*_CANDIDATES, len(scaled)):
         candidates = scaled.topk(min(num_candidates, len(scaled))).values
         sums = candidates.double().exp().cumsum(0)
         if sums[-1] >= target:

@@ -82,10 +82,14 @@ def _softmax_row(r: Any, scores: Any, low: Any, high: Any, state: Any, sums: Any
     total = np.float32(0)
     for c in range(TILE_COLUMNS):
         weight = exp2(scores[r, c] - highest)
-        if is_cut and (c < low or c >= high):  # exp2 gives no less than 2 ** -126
-            weight = np.float32(0)
         scores[r, c] = weight
         total += weight
+    if is_cut:  # exp2 gives no less than 2 ** -126, and what must not be seen counts for nothing at all
+        total = np.float32(0)
+        for c in range(TILE_COLUMNS):
+            weight = scores[r, c] if low <= c < high else np.float32(0)
+            scores[r, c] = weight
+            total += weight
     state[r, 1] += total
 
 

@@ -9,6 +9,7 @@ nothing but the piece that it holds.
 """
 
 import ctypes
+import os
 import struct
 from collections.abc import Callable
 from functools import cache
@@ -30,12 +31,13 @@ def float_bits(value: float) -> int:
 def launch(loop: Loop, num_pieces: int, *arguments: int) -> None:
     """Call the compiled `loop` once on each compute thread with [counter = 0, *arguments], 64 bits each.
 
-    With fewer pieces of work than threads, not more threads than pieces.
+    A single piece of work is done right here. For two it is all threads or none: OpenMP ends the threads that a
+    smaller team leaves over, and would start them anew for the next matrix product.
     """
     block = (ctypes.c_int64 * (1 + len(arguments)))(0, *arguments)
-    num_threads = min(torch.get_num_threads(), num_pieces)
+    num_threads = torch.get_num_threads()
     parallel = _gomp_parallel()
-    if num_threads <= 1 or parallel is None:
+    if num_threads == 1 or num_pieces <= 1 or parallel is None:
         loop.ctypes(block)
     else:
         parallel(loop.address, block, num_threads, 0)
@@ -44,8 +46,9 @@ def launch(loop: Loop, num_pieces: int, *arguments: int) -> None:
 @cache
 def _gomp_parallel() -> Callable[..., None] | None:
     # RTLD_NOLOAD: the library that torch is using, never another copy of it.
-    for path in sorted(Path(torch.__file__).parent.glob("lib/libgomp*.so*")):
-        library = ctypes.CDLL(str(path), mode=ctypes.DEFAULT_MODE | 4)
+    packages = Path(torch.__file__).parents[1]
+    for path in (*packages.glob("torch/lib/libgomp*.so*"), *packages.glob("torch.libs/libgomp*.so*")):
+        library = ctypes.CDLL(str(path), mode=ctypes.DEFAULT_MODE | os.RTLD_NOLOAD)
         library.GOMP_parallel.argtypes = [_Address, _Address, ctypes.c_uint, ctypes.c_uint]
         library.GOMP_parallel.restype = None
         return library.GOMP_parallel
