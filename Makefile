@@ -29,6 +29,8 @@ help:
 	@echo 'make test         lint, types, wire and the whole test suite; what .ci/run runs'
 	@echo 'make test-parity  every combination of the parity tests with transformers: long'
 	@echo 'make test-soak    the tests that run for long under load'
+	@echo 'make test-compose images, compose file, scaling; wants a Docker engine'
+	@echo 'make bench        this suite beside transformers on this machine, into bench/results: long; wants a quiet machine'
 	@echo 'make lint         ruff: rules and format                make types   mypy'
 	@echo 'make wire         buf: style of the .proto files, no breaking change; the stubs are up to date'
 	@echo 'make unit         pytest alone                          (ARGS: of pytest, e.g. tests/unit/engine -x)'
@@ -64,6 +66,14 @@ test-parity: $(VENV)/test-installed
 .PHONY: test-soak
 test-soak: $(VENV)/test-installed
 	$(BIN)/python -m pytest -m soak $(ARGS)
+
+.PHONY: test-compose
+test-compose:
+	deploy/compose-test.sh
+
+.PHONY: bench
+bench: $(VENV)/test-installed
+	$(BIN)/kvasir bench lab $(ARGS)
 
 # ---- the wire
 
