@@ -108,10 +108,10 @@ class Ledger:
         return FinishReason.HANDED_OFF if request.hand_off else None
 
     def _is_at_length(self, request: Request) -> bool:
-        return (
-            len(request.output_token_ids) >= request.sampling.max_tokens
-            or request.num_tokens >= self._scheduler.max_total_tokens
-        )
+        """How long a sequence may grow here says nothing of the node that it is handed to."""
+        if len(request.output_token_ids) >= request.sampling.max_tokens:
+            return True
+        return not request.hand_off and request.num_tokens >= self._scheduler.max_total_tokens
 
     def _report(self, request: Request) -> None:
         report = self._tables.report(request) if request.hand_off else None

@@ -178,6 +178,16 @@ def test_non_finite_logits_fail_one_request_and_its_blocks_are_not_found_again()
     assert [one.num_cached_tokens for one in admitted] == [0]
 
 
+def test_a_hand_off_does_not_end_where_only_its_prefill_node_is_full() -> None:
+    """One token under the prefill node's own length, an answer once ended with its first token."""
+    prompt = list(range(8))
+    for limits in ({"max_model_len": 9}, {"num_blocks": 2}):
+        for max_tokens, reason in ((8, FinishReason.HANDED_OFF), (1, FinishReason.LENGTH)):
+            engine = make_engine(**limits, whole_prompt=True)
+            results = run(engine, make_request("r", prompt, max_tokens, hand_off=True))
+            assert outputs_of(results, "r") == (run_alone(prompt, 1), [reason])
+
+
 def test_decode_goes_before_prefill() -> None:
     engine = make_engine(budget=4, threshold=2)
     engine.submit(make_request("short", [1], 20))

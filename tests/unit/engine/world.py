@@ -227,7 +227,9 @@ class World:
         script = life.script
         given = script.num_first_tokens if script.continue_at is not None else 0
         longest = min(self.limits.max_model_len, self.limits.num_blocks * self.limits.block_size + 1)
-        room = max(given, min(script.max_tokens - script.num_moved_tokens, longest - len(life.known)))
+        room = script.max_tokens - script.num_moved_tokens
+        if not script.hand_off:  # else it grows elsewhere
+            room = max(given, min(room, longest - len(life.known)))
         tokens = fake_tokens(life.known, room, script.seed)
         for i in range(given, room):
             if script.stops and tokens[i] in STOP_TOKENS:
