@@ -42,8 +42,12 @@ def _score_block(query: Any, num_rows: Any, cache: Any, layer: Any, block: Any, 
 
 
 @compiled
-def _add_values(scores: Any, num_rows: Any, cache: Any, layer: Any, block: Any, head: Any, sums: Any) -> None:
-    """sums[r] += scores[r] @ values of the block"""
+def _add_values(scores: Any, num_rows: Any, count: Any, cache: Any, layer: Any, block: Any, head: Any,
+                sums: Any) -> None:  # fmt: skip
+    """sums[r] += scores[r] @ values of the block's first `count` tokens.
+
+    What lies behind them is an earlier owner's, perhaps NaN, and must not even be multiplied by 0.
+    """
     block_size, head_dim = cache.shape[4], cache.shape[5]
     if head_dim % TILE_COLUMNS == 0:
         values = cache.ctypes.data + block * cache.strides[0] + layer * cache.strides[1] + cache.strides[2]
@@ -52,11 +56,11 @@ def _add_values(scores: Any, num_rows: Any, cache: Any, layer: Any, block: Any, 
             for d in range(0, head_dim, TILE_COLUMNS):
                 multiply_tile(
                     scores.ctypes.data + r * scores.strides[0], block_size, values + 4 * d, head_dim,
-                    sums.ctypes.data + r * sums.strides[0] + 4 * d, head_dim, block_size,
+                    sums.ctypes.data + r * sums.strides[0] + 4 * d, head_dim, count,
                 )  # fmt: skip
         return
     for r in range(num_rows):
-        for i in range(block_size):
+        for i in range(count):
             for d in range(head_dim):
                 sums[r, d] += scores[r, i] * cache[block, layer, 1, head, i, d]
 
@@ -114,8 +118,9 @@ def _work(counter: Any, query: Any, num_heads: Any, cache: Any, layer: Any, bloc
             block = block_tables[s, index]
             next_block = block_tables[s, min(index + 1, last)]
             _score_block(scaled, group, cache, layer, block, next_block, head, scores)
-            _softmax(group, scores, max(0, first_seen - first), min(block_size, end - first), state, sums)
-            _add_values(scores, group, cache, layer, block, head, sums)
+            count = min(block_size, end - first)
+            _softmax(group, scores, max(0, first_seen - first), count, state, sums)
+            _add_values(scores, group, count, cache, layer, block, head, sums)
         for r in range(group):
             weight = np.float32(1) / state[r, 1]
             for d in range(head_dim):

@@ -34,9 +34,9 @@ def paged(lengths: list[int], num_new: list[int], *, heads: int, kv_heads: int, 
     tables = torch.zeros(len(lengths), max(blocks), dtype=torch.int32)
     for row, count in enumerate(blocks):
         tables[row, :count] = torch.tensor([order.pop() for _ in range(count)])
-    kv_cache[order] = torch.nan  # whoever reads a block of nobody will show it
+    kv_cache[order] = torch.nan  # whoever reads a block of nobody will show it, or what an earlier owner left
     for row, (length, count) in enumerate(zip(lengths, blocks, strict=True)):
-        kv_cache[tables[row, count - 1], :, :, :, length - (count - 1) * block :] = 1e4  # what an earlier owner left
+        kv_cache[tables[row, count - 1], :, :, :, length - (count - 1) * block :] = torch.nan
     query = torch.randn(sum(num_new), (heads + 2 * kv_heads) * head_dim, generator=generator)
     starts = torch.tensor([0, *num_new]).cumsum(0).int()
     return Paged(query, kv_cache, tables, starts, torch.tensor(lengths, dtype=torch.int32), heads * head_dim)
