@@ -93,7 +93,7 @@ async def run(config: ServeConfig, specs: list[ChildSpec], model_name: str, outp
     stop = asyncio.Event()
     _on_signals(stop, supervisor, output)
     stopped = asyncio.create_task(stop.wait())
-    ready = asyncio.create_task(wait_until_ready(specs, config.start_timeout_s, output))
+    ready = asyncio.create_task(wait_until_ready(config, specs, output))
     try:
         await supervisor.start()
         await _first_of(stopped, supervisor.failure, ready)
@@ -129,13 +129,14 @@ def _on_signals(stop: asyncio.Event, supervisor: Supervisor, output: Output) -> 
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
 
 
-async def wait_until_ready(specs: list[ChildSpec], timeout_s: float, output: Output) -> None:
+async def wait_until_ready(config: ServeConfig, specs: list[ChildSpec], output: Output) -> None:
     """Until a generation has gone through router, prefill and decode; says meanwhile who is still loading."""
     started_s = said_s = time.monotonic()
     loading = {spec.name: spec.health for spec in specs if spec.health is not None}
     router_host, router_port = loading["router"]
     output.say(f"starting {', '.join(spec.name for spec in specs)}")
-    while await http_status(router_host, router_port, "/ready") != 200:
+    timeout_s, path = config.start_timeout_s, f"/ready?prefill={config.prefill}&decode={config.decode}"
+    while await http_status(router_host, router_port, path) != 200:
         for name, (host, port) in list(loading.items()):
             if await http_status(host, port, "/health") == 200:
                 del loading[name]

@@ -226,6 +226,8 @@ class IncomingTransfer:
             self._epoch = header.sender_epoch
         parts.memory.write(block.block_id, frame.payload)
         self._landed.add(block.index)
+        parts.metrics.blocks_fetched += 1
+        parts.metrics.bytes_fetched += frame.payload.nbytes
         self._on_block(block.index)
         return True
 
@@ -241,8 +243,6 @@ class IncomingTransfer:
     def _count(self) -> None:
         metrics, result = self._parts.metrics, self._result()
         metrics.transfers += 1
-        metrics.blocks_fetched += result.num_fetched
-        metrics.bytes_fetched += result.num_bytes
         metrics.transfer_s += result.transfer_s
         metrics.overlapped_s += result.overlapped_s
         log.debug("transfer ended: %s", result)

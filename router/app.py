@@ -32,9 +32,18 @@ def create_app(
         return json_response({"status": "alive"})
 
     async def ready(request: Request) -> Response:
-        if backend.is_ready:
+        """`?prefill=2&decode=3`: and when so many nodes have joined, and a canary has gone through them."""
+        try:
+            num_prefill, num_decode = (int(request.query_params.get(role, 0)) for role in ("prefill", "decode"))
+        except ValueError:
+            return error_response(HttpError(400, "prefill and decode are numbers of nodes"))
+        if not backend.is_ready:
+            reason = _why_not_ready(backend)
+        elif (num_prefill or num_decode) and not backend.has_joined(num_prefill, num_decode):
+            reason = "not all nodes have joined, or no canary has gone through them yet"
+        else:
             return json_response({"status": "ready"})
-        return json_response({"status": "not ready", "reason": _why_not_ready(backend)}, 503, {"retry-after": "1"})
+        return json_response({"status": "not ready", "reason": reason}, 503, {"retry-after": "1"})
 
     async def version(request: Request) -> Response:
         return json_response({"version": __version__})

@@ -26,24 +26,21 @@ class Canary:
         self._metrics = metrics
         self._timeout_s = timeout_s
         self._members_changed = asyncio.Event()
-        self._is_running = False
-        pool.when_members_change(self._members_changed.set)
+        pool.when_members_change(self._outdate)
 
-    @property
-    def is_up_to_date(self) -> bool:
-        """The last result is that of the nodes that are here now."""
-        return not (self._is_running or self._members_changed.is_set())
+    def _outdate(self) -> None:
+        self._members_changed.set()
+        self._dispatcher.canary_is_current = False
 
     async def run(self) -> None:
         """Again after each change, and after each failure. While the cluster is full, the last result stands."""
         while True:
             await self._members_changed.wait()
-            self._is_running = True
             self._members_changed.clear()
             if self._pool.nodes(Role.DECODE) and not await self._succeeds():
                 await asyncio.sleep(_AGAIN_AFTER_S)
                 self._members_changed.set()
-            self._is_running = False
+            self._dispatcher.canary_is_current = not self._members_changed.is_set()
 
     async def _succeeds(self) -> bool:
         try:

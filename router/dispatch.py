@@ -44,10 +44,15 @@ class Dispatcher:
         self._last_limits: ClusterLimits | None = None
         self._last_limits_s = 0.0
         self.canary_passed = False
+        self.canary_is_current = False  # it went through the nodes that are here now
 
     @property
     def is_ready(self) -> bool:
         return self.canary_passed and any(not node.is_draining for node in self._pool.nodes(Role.DECODE))
+
+    def has_joined(self, num_prefill: int, num_decode: int) -> bool:
+        counts = [len(self._pool.nodes(role)) for role in (Role.PREFILL, Role.DECODE)]
+        return self.canary_is_current and counts[0] >= num_prefill and counts[1] >= num_decode
 
     @property
     def num_in_flight(self) -> int:

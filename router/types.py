@@ -84,6 +84,10 @@ class Backend(Protocol):
         """A decode node is alive, and the last canary went through all tiers."""
         ...
 
+    def has_joined(self, num_prefill: int, num_decode: int) -> bool:
+        """At least so many nodes are here, and the last canary was sent after the last of them came."""
+        ...
+
     def limits(self) -> ClusterLimits:
         """Raises NodeUnavailable while no decode node is here."""
         ...

@@ -83,13 +83,14 @@ class Service:
                 self.kill()
 
     def metrics(self) -> dict[str, float]:
-        """Samples by name, and by `name{label="value",...}` (labels in order of name)."""
+        """Samples by name, and by `name{label="value",...}`: labels in order of name, but those of the whole node."""
         text = httpx.get(self.metrics_url, timeout=10).raise_for_status().text
         found: dict[str, float] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 found[sample.name] = found.get(sample.name, 0.0) + sample.value
-                labels = ",".join(f'{key}="{value}"' for key, value in sorted(sample.labels.items()))
+                own = {key: value for key, value in sample.labels.items() if key not in ("engine", "model_name")}
+                labels = ",".join(f'{key}="{value}"' for key, value in sorted(own.items()))
                 found[f"{sample.name}{{{labels}}}"] = sample.value
         return found
 
@@ -198,7 +199,7 @@ class Cluster:
             dead = [service for service in self.services if service.process.poll() not in (None, -signal.SIGKILL, 0)]
             if dead:
                 raise AssertionError(f"{dead[0].name} has ended:\n{dead[0].log()[-4000:]}")
-            if self._all_joined() and self._is_ready():
+            if self._is_ready():
                 return
             time.sleep(0.1)
         logs = "\n".join(f"--- {service.name}\n{service.log()[-2000:]}" for service in self.services)
@@ -229,17 +230,13 @@ class Cluster:
     def _uses(self, connector: str) -> bool:
         return connector in self.connector.lower().replace("sharedstorage", "shared_storage")
 
-    def _all_joined(self) -> bool:
-        try:
-            samples = self.router.metrics()
-        except httpx.HTTPError:
-            return False
-        alive = sum(node.process.poll() is None for node in [*self.prefill, *self.decode])
-        return samples.get("kvasir:nodes", 0) >= alive
-
     def _is_ready(self) -> bool:
+        """A canary has gone through all nodes that live."""
+        alive = {
+            role: sum(node.process.poll() is None for node in getattr(self, role)) for role in ("prefill", "decode")
+        }
         try:
-            return httpx.get(f"{self.url}/ready", timeout=5).status_code == 200
+            return httpx.get(f"{self.url}/ready", params=alive, timeout=5).status_code == 200
         except httpx.HTTPError:
             return False
 

@@ -68,7 +68,7 @@ async def fake_cluster(
         fake = FakeCluster(cluster, prefill, decode, metrics)
         if num_decode:
             await until(lambda: len(cluster.pool.nodes()) == num_prefill + num_decode)
-            await until(lambda: cluster.dispatcher.is_ready and cluster.canary.is_up_to_date)
+            await until(lambda: cluster.dispatcher.is_ready and cluster.dispatcher.canary_is_current)
             await fake.settle()
         yield fake
 

@@ -22,6 +22,9 @@ class FakeDispatcher:
     num_running: int = 0
     num_closed_early: int = 0
 
+    def has_joined(self, num_prefill: int, num_decode: int) -> bool:
+        return num_prefill <= 1 and num_decode <= 1
+
     def limits(self) -> ClusterLimits:
         if not self.has_nodes:
             raise NodeUnavailable("no decode node is here")

@@ -28,10 +28,10 @@ VARIABLE = "KVASIR_TEST_FAULTS"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Strikes the receiving side at the `block`-th key that is asked for, as often as `times` says."""
+    """Strikes the receiving side at the `block`-th key that is asked for, or at every one, `times` times in all."""
 
     kind: str  # drop, absent, delay, truncate, flip, duplicate, swap, identity, layout, tokens, epoch, header, lost
-    block: int
+    block: int | None = None
     times: int = 1
     delay_s: float = 0.05
 
@@ -40,18 +40,19 @@ class _Faults:
     def __init__(self, script: Sequence[Fault]) -> None:
         self.struck: Counter[Fault] = Counter()
         self._script = script
-        self._keys: list[object] = []
+        self._positions: dict[object, int] = {}
 
     async def spoil(
         self, keys: Sequence[K], frames: AsyncGenerator[tuple[K, Frame | None]]
     ) -> AsyncGenerator[tuple[K, Frame | None]]:
-        self._keys += [key for key in keys if key not in self._keys]
+        for key in keys:
+            self._positions.setdefault(key, len(self._positions))
         last: Frame | None = None
         async with aclosing(frames):
             async for key, frame in frames:
                 own = None if frame is None else Frame(frame.header, memoryview(bytes(frame.payload)))
                 for fault in self._script:
-                    if self._keys[fault.block] == key and self.struck[fault] < fault.times:
+                    if fault.block in (None, self._positions[key]) and self.struck[fault] < fault.times:
                         self.struck[fault] += 1
                         async for spoilt in _strike(fault, own, last):
                             yield key, spoilt
