@@ -55,3 +55,9 @@ def test_the_steady_rate_counts_only_while_all_run() -> None:
     late = Timeline(sent_s=0.0, arrivals_s=(2.0, 3.0, 4.0, 5.0), num_output_tokens=8)
     # Between 2.0 and 4.0: two chunks of one token, two chunks of two.
     assert steady_tokens_per_s([early, late]) == pytest.approx((2 + 4) / 2.0)
+
+
+def test_requests_that_never_ran_together_have_no_steady_rate() -> None:
+    one, other = (Timeline(sent_s=0.0, arrivals_s=(at, at + 1.0), num_output_tokens=2) for at in (1.0, 2.0))
+    with pytest.raises(ValueError, match="too short"):
+        steady_tokens_per_s([one, other])
