@@ -1,8 +1,8 @@
 """The one queue of the router: requests wait here, and nowhere behind it, for a pair of nodes with room.
 
-Strictly by (priority, arrival): nobody overtakes, so a large request is never starved by small ones. A request that
-comes back (its node was lost, or said no) takes its old place, and is not refused for want of room in the queue. One
-that leaves while it waits has never been at any node.
+Strictly by (priority, arrival): nobody overtakes, so a large request is never starved by small ones; only one that no
+node here could ever hold is passed by. A request that comes back (its node was lost, or said no) takes its old place,
+and is not refused for want of room in the queue. One that leaves while it waits has never been at any node.
 """
 
 import asyncio
@@ -113,11 +113,14 @@ class AdmissionQueue:
 
     def pump(self) -> None:
         """Place from the front of the line for as long as there is room."""
-        while self._line:
-            placement = self._place(self._line[0].need)
+        nodes = self._pool.views(Role.DECODE)
+        for entry in list(self._line):
+            if not any(can_ever_decode(node, entry.need) for node in nodes):
+                continue  # it waits for a node to come, and keeps nobody from those that are here
+            placement = self._place(entry.need)
             if placement is None:
                 return
-            entry = self._line.pop(0)
+            self._line.remove(entry)
             self._num_tokens -= entry.need.num_tokens
             entry.placed(placement)
 

@@ -142,3 +142,15 @@ def test_who_could_never_be_held_waits_for_another_node_and_no_longer() -> None:
     line.now_s += 1000
     line.queue.expire()
     assert line.queue.num_waiting == 1
+
+
+def test_who_could_never_be_held_does_not_hold_up_the_others() -> None:
+    """The large node has gone: its request waits for another one, and keeps its place; the rest fits the small one."""
+    line = Line()
+    line.join("large", 800)
+    line.add_decode(num_blocks=40)
+    line.join("small")
+    assert line.events == ["small"]
+    line.pool.add(info("d:2"), NO_SESSION, load())
+    assert line.events == ["small", "large"]
+    assert (line.queue.num_waiting, line.queue.num_waiting_tokens) == (0, 0)
