@@ -234,9 +234,9 @@ class Attempt:
 
     def _let_go(self, leg: Leg, error: ServingError) -> None:
         leg.has_ended = True
-        leg.close()
-        if isinstance(error, Overloaded):
+        if isinstance(error, Overloaded):  # before its seat is free for the next in the line
             leg.node.refused(is_draining=isinstance(error, Draining))
+        leg.close()
         if isinstance(error, _REQUESTS_OWN_FAULT):
             raise error
 

@@ -236,3 +236,15 @@ async def test_everything_at_once() -> None:
 async def _comes_to_rest(cluster: FakeCluster) -> None:
     await until(lambda: len(cluster.cluster.pool.nodes()) == len(cluster.nodes))
     await cluster.settle()
+
+
+async def test_a_no_does_not_let_a_later_request_overtake() -> None:
+    """One seat. The node says no to the first request: the second must not get the seat that this leaves."""
+    async with fake_cluster(0, 1, max_num_seqs=1) as cluster:
+        cluster.decode[0].behaviour.fail_starts = [OVERLOADED]
+        requests = [a_request(first=first) for first in (100, 200)]
+        answers = [asyncio.create_task(collect(cluster.dispatcher.generate(request))) for request in requests]
+        for request, answer in zip(requests, answers, strict=True):
+            assert tokens_of(await answer) == right(request)
+        assert [one.prompt[0] for one in cluster.decode[0].started] == [100, 100, 200]
+        await cluster.settle()
