@@ -50,7 +50,7 @@ class Handoff:
         return self._task.done()
 
     def add(self, computed: ComputedBlocks) -> None:
-        if self._task.done():
+        if self._is_aborted or self._task.done():
             self._release_blocks(computed.block_ids)
         else:
             self._queue.put_nowait(computed)
@@ -83,6 +83,9 @@ class Handoff:
             self._num_published = computed.first_index + len(computed.block_ids)
         except KVTransferError as error:
             log.warning("transfer %s: published %d blocks: %s", self.ticket.transfer_id, self._num_published, error)
+            self._has_failed = True
+        except Exception:  # without a commit, the receiver would wait for the rest until its deadline
+            log.exception("transfer %s failed in an unforeseen way", self.ticket.transfer_id)
             self._has_failed = True
 
     def _outgoing(self, computed: ComputedBlocks) -> list[OutgoingBlock]:

@@ -214,3 +214,21 @@ async def test_a_drain_waits_for_the_blocks_that_are_still_to_be_fetched() -> No
         await node.send(**release(1))
         async with asyncio.timeout(10):
             await drained
+
+
+async def test_a_store_with_a_fault_of_its_own_costs_the_transfer_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it raises: without the commit, the decode node would wait for blocks until the deadline."""
+
+    async def broken(frames: object) -> None:
+        raise RuntimeError("a bug of the connector")
+
+    async with prefill(store(tmp_path)) as node:
+        monkeypatch.setattr(node.node.parts.connector, "put", broken)
+        await start(node, 1, list(range(30)))
+        await node.ends(1)
+        assert node.finished[1] == common_pb2.FINISH_REASON_HANDED_OFF
+        await node.until(lambda: node.is_committed(1))
+        assert node.progress[1].num_blocks == 0
+        await node.until(lambda: node.num_free_blocks == 64)
