@@ -125,6 +125,10 @@ def request_from_proto(
     _check_token_ids((*prompt, *outputs), vocab_size, "prompt")
     _check_token_ids(sampling.allowed_token_ids, vocab_size, "allowed_token_ids")
     _check_token_ids([token_id for token_id, _ in sampling.logit_bias], vocab_size, "logit_bias")
+    _check_token_ids(tuple(sampling.stop_token_ids), vocab_size, "stop_token_ids")
+    _check_token_ids([token_id for word in sampling.bad_words for token_id in word], vocab_size, "bad_words")
+    if not all(sampling.bad_words):
+        raise InvalidRequest("bad_words holds an empty word", "bad_words")
     return Request(
         request_id=request_id_of(address),
         prompt_token_ids=list(prompt),

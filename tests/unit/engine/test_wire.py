@@ -180,3 +180,21 @@ def test_admission_load_events_and_description() -> None:
     )
     assert (description.num_total_blocks, description.num_kv_heads, description.kv_cache_dtype) == (50, 3, "float32")
     assert unpack_tokens(description.eos_token_ids) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop_token_ids", pack_tokens([1, 100])),
+        ("bad_words", [pack_tokens([1, 2]), pack_tokens([3, 100])]),
+        ("bad_words", [b""]),
+        ("allowed_token_ids", pack_tokens([100])),
+        ("logit_bias", [common_pb2.LogitBias(token_id=100, bias=1.0)]),
+    ],
+)
+def test_what_would_reach_past_the_logits_is_refused(field: str, value: object) -> None:
+    """In the sampler it would be the end of the engine, and of the next node that the request is moved to."""
+    sampling = common_pb2.SamplingParams(**{"max_tokens": 4, field: value})
+    with pytest.raises(InvalidRequest) as caught:
+        request_from_proto(ADDRESS, generation(sampling=sampling), vocab_size=100, arrival_s=0)
+    assert caught.value.param == field
