@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -161,7 +161,8 @@ class IncomingTransfer:
             async with asyncio.timeout(self._parts.settings.lease_s / 3):
                 await self._news.wait()
         except TimeoutError:
-            await self._source.keep_alive()
+            with suppress(KVTransferError):  # that a promise stays one is not the transport's to say
+                await self._source.keep_alive()
 
     async def _fetch_ready(self) -> list[WantedBlock]:
         """Two attempts at all that is ready; what came, but was refused both times, is returned."""

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 import pytest
 
+from kvasir.common.errors import KVTransferError
 from kvasir.engine.types import BlockId
 from kvasir.kv_connector.base import BlockHeader, BlockKey, Frame
 from kvasir.kv_connector.header import checksum_of, pack
@@ -148,3 +149,18 @@ async def test_an_unforeseen_error_ends_in_computing(caplog: pytest.LogCaptureFi
     world.transfer.progress(4, committed=True)
     assert (await world.transfer.done()).missing == (0, 1, 2, 3)
     assert "unforeseen" in caplog.text
+
+
+async def test_a_promise_outlives_a_peer_that_cannot_be_told_to_wait() -> None:
+    world = World(lease_s=0.03)
+    num_tried = 0
+
+    async def unreachable() -> None:
+        nonlocal num_tried
+        num_tried += 1
+        raise KVTransferError("not now")
+
+    world.source.keep_alive = unreachable  # type: ignore[method-assign]
+    await until(lambda: num_tried > 1)
+    world.transfer.progress(4, committed=True)
+    assert (await world.transfer.done()).missing == ()
