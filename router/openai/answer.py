@@ -3,6 +3,7 @@ from the same deltas."""
 
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -125,20 +126,21 @@ async def chunks(envelope: Envelope, shape: Shape, deltas: AsyncIterator[ChoiceD
 
 
 async def recorded(
-    deltas: AsyncIterator[ChoiceDelta], record: RequestRecord, envelope: Envelope
+    generation: AsyncGenerator[ChoiceDelta, None], record: RequestRecord, envelope: Envelope
 ) -> AsyncGenerator[ChoiceDelta, None]:
     """The same deltas; how they went is in the metrics afterwards."""
     outcome, seen = "abort", False
     reasons: set[str] = set()
     try:
-        async for delta in deltas:
-            if not seen:
-                record.prompt(sum(envelope.prompt_lengths), delta.num_cached_tokens or 0)
-                seen = True
-            record.tokens(delta.index, len(delta.token_ids))
-            if delta.finish_reason is not None:
-                reasons.add(delta.finish_reason)
-            yield delta
+        async with aclosing(generation) as deltas:
+            async for delta in deltas:
+                if not seen:
+                    record.prompt(sum(envelope.prompt_lengths), delta.num_cached_tokens or 0)
+                    seen = True
+                record.tokens(delta.index, len(delta.token_ids))
+                if delta.finish_reason is not None:
+                    reasons.add(delta.finish_reason)
+                yield delta
         outcome = "length" if "length" in reasons else "stop"
     except Exception as error:
         outcome = outcome_of(error)
