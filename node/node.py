@@ -42,7 +42,7 @@ class Node(ABC, Generic[E]):
         self.epoch = parts.epoch
         self.limits = parts.engine.scheduler.limits
         self.mirror = KVMirror()
-        self.sessions = Sessions(self.mirror, self._session_ended)
+        self.sessions = Sessions(self.mirror, self.on_session_end)
         self.is_draining = False
         self.crashed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self.metrics = parts.metrics
@@ -154,7 +154,7 @@ class Node(ABC, Generic[E]):
         if self.is_draining:
             raise Draining("this node is draining")
 
-    def _session_ended(self, session: Session) -> None:
+    def on_session_end(self, session: Session) -> None:
         num_cancelled = self.in_flight.cancel_all_of(session)
         log.info("session %s has ended; %d of its requests are cancelled", session.session_id, num_cancelled)
 

@@ -53,10 +53,12 @@ class PrefillNode(Node[PrefillRequest]):
     def num_busy(self) -> int:
         return super().num_busy + sum(not handoff.is_done for handoff in self._handoffs.values())
 
-    async def close(self) -> None:
-        for session, handle in list(self._handoffs):
-            self._let_go(session, handle)
-        await super().close()
+    def on_session_end(self, session: Session) -> None:
+        """Its router can no longer say who shall fetch what has been handed off, nor let go of it."""
+        super().on_session_end(session)
+        for owner, handle in list(self._handoffs):
+            if owner is session:
+                self._let_go(session, handle)
 
     # --- commands --------------------------------------------------------------------------------------------------
 

@@ -108,6 +108,17 @@ async def test_a_lost_session_cancels_what_is_computed_for_it() -> None:
         assert node.node.num_busy == 0
 
 
+async def test_a_lost_session_lets_go_of_what_was_handed_off() -> None:
+    async with prefill(MEMORY) as node:
+        await start(node, 1, list(range(18)))
+        await node.until(lambda: node.is_committed(1))
+        assert node.node.sender.num_leased_blocks == 5
+        (session,) = node.node.sessions
+        node.node.sessions.end(session)
+        assert node.node.sender.num_leased_blocks == 0
+        await node.until(lambda: node.num_free_blocks == 64)
+
+
 async def test_a_queue_that_is_full_is_an_answer() -> None:
     async with prefill(MEMORY, max_num_queued_tokens=60, max_num_seqs=2) as node:
         gate = threading.Event()
