@@ -1,5 +1,5 @@
-"""Real nodes under the real dispatcher, in one process: whoever leaves, whatever breaks, no answer is wrong, and nothing
-stays anywhere."""
+"""Real nodes under the real dispatcher, in one process: whoever leaves, whatever breaks, no answer is wrong and
+nothing stays anywhere."""
 
 import asyncio
 import random
