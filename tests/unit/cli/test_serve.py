@@ -73,7 +73,7 @@ class Seen(Output):
 
 async def test_from_start_to_ctrl_c(capsys: pytest.CaptureFixture[str]) -> None:
     seen = Seen()
-    specs = cluster("/health", "/ready")
+    specs = cluster("/health", "/ready?prefill=1&decode=1")
     running = asyncio.create_task(run(ServeConfig(), specs, "m", seen))
     await seen.until("ready after")
     os.kill(os.getpid(), signal.SIGINT)
@@ -107,7 +107,7 @@ async def test_a_service_that_dies_while_starting_is_named_with_its_last_lines()
 
 async def test_a_node_that_dies_is_replaced_and_serving_goes_on() -> None:
     seen = Seen()
-    specs = cluster("/health", "/ready")
+    specs = cluster("/health", "/ready?prefill=1&decode=1")
     running = asyncio.create_task(run(ServeConfig(), specs, "m", seen))
     await seen.until("ready after")
     os.kill(pid_listening_on(specs[0]), signal.SIGKILL)
