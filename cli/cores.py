@@ -9,7 +9,7 @@ from pathlib import Path
 _MIB = 1 << 20
 _GIB = 1 << 30
 KV_SHARE = 0.5  # of the memory that the weights leave; the rest is for activations and for everybody else
-MAX_KV_BYTES = 4 * _GIB  # by default, a node: more is asked for by name
+MAX_KV_BYTES = 2 * _GIB  # by default, a node: more is asked for by name
 MIN_KV_BYTES = 64 * _MIB
 
 

@@ -35,7 +35,8 @@ def banner(config: ServeConfig, router: ChildSpec, model_name: str) -> str:
     assert router.health is not None, "the router speaks HTTP"
     url = f"http://{join_address(*router.health)}"
     model = config.served_model_name[0] if config.served_model_name else model_name
-    body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    body = {"model": model, "stream": True, "temperature": 0, "messages": messages}
     key = " -H 'Authorization: Bearer YOUR-KEY'" if config.api_key else ""
     return (
         f"\nKvasir serves {model} at {url}/v1  "

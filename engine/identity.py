@@ -11,6 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,8 @@ def _keep(places: Iterable[Path], content: dict[str, Any]) -> None:
             aside.write_text(json.dumps(content))
             aside.replace(path)
         except OSError:
-            aside.unlink(missing_ok=True)
+            with suppress(OSError):  # a folder that is read-only refuses this too
+                aside.unlink(missing_ok=True)
             continue
         return
     log.warning("the digest of the weights could not be kept; the next start will read them again")

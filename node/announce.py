@@ -71,7 +71,7 @@ class Announcer:
         calls = [stub.Withdraw(request, timeout=_WITHDRAW_TIMEOUT_S) for stub in self._stubs]
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(outcome, grpc.aio.AioRpcError):
-                log.info("could not withdraw: %s: %s", outcome.code().name, outcome.details())
+                log.debug("could not withdraw: %s: %s", outcome.code().name, outcome.details())
         await self._channels.aclose()
 
     async def _announce_for_ever(self, router: str, stub: Any) -> None:

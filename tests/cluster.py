@@ -231,12 +231,13 @@ class Cluster:
         return connector in self.connector.lower().replace("sharedstorage", "shared_storage")
 
     def _is_ready(self) -> bool:
-        """A canary has gone through all nodes that live."""
-        alive = {
-            role: sum(node.process.poll() is None for node in getattr(self, role)) for role in ("prefill", "decode")
-        }
+        """All nodes that live are up, and a canary has gone through them."""
+        alive = [[node for node in nodes if node.process.poll() is None] for nodes in (self.prefill, self.decode)]
+        counts = {"prefill": len(alive[0]), "decode": len(alive[1])}
         try:
-            return httpx.get(f"{self.url}/ready", params=alive, timeout=5).status_code == 200
+            for node in [*alive[0], *alive[1]]:
+                node.metrics()
+            return httpx.get(f"{self.url}/ready", params=counts, timeout=5).status_code == 200
         except httpx.HTTPError:
             return False
 
