@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.parity, pytest.mark.timeout(900)]
 BLOCK_SIZE = 16
 # Blocks for the longest prompt and its answer, and hardly more.
 SMALL_CACHE = ("--kv-cache-memory", str(136 * 737_280))
-# Beside the prompts at once, in a small cache, so many requests a decode node that together outgrow it: 8 x 17 blocks.
-NUM_FILLERS, FILLER_PROMPT_TOKENS, FILLER_OUTPUT_TOKENS = 8, 40, 230
+# Beside the prompts at once, in a small cache, so many requests a decode node that together outgrow it: 14 x 15 blocks.
+NUM_FILLERS, FILLER_PROMPT_TOKENS, FILLER_OUTPUT_TOKENS = 14, 90, 150
 MAX_TIES = 1  # prompts a run that may differ, where the reference's two best logits are closer than this:
 TIE = 1e-4
 
@@ -35,7 +35,7 @@ class Setup:
     num_prefill: int
     num_decode: int
     small_cache: bool
-    rotation: int  # which third of the prompts runs alone in the cold pass; the next third does in the warm one
+    rotation: int  # which sixth of the prompts runs alone in the cold pass; in the warm one it is another
     all_modes: bool = False  # full product: every prompt both alone and at once, cold and warm
 
     def __str__(self) -> str:
@@ -47,14 +47,14 @@ PAIRS = [
     Setup("tcp", 1, 1, False, 0),
     Setup("tcp", 2, 2, True, 1),
     Setup("redis", 1, 1, True, 2),
-    Setup("redis", 2, 2, False, 0),
-    Setup("shared_storage", 1, 1, False, 1),
-    Setup("shared_storage", 2, 2, True, 2),
+    Setup("redis", 2, 2, False, 3),
+    Setup("shared_storage", 1, 1, False, 4),
+    Setup("shared_storage", 2, 2, True, 5),
 ]
 FULL = [
     Setup(connector, *nodes, small, rotation, all_modes=True)
     for connector, nodes, small, rotation in product(
-        ("tcp", "redis", "shared_storage"), ((1, 1), (2, 2)), (False, True), (0, 1, 2)
+        ("tcp", "redis", "shared_storage"), ((1, 1), (2, 2)), (False, True), (0,)
     )
 ]
 SETUPS = [*PAIRS, *(pytest.param(setup, marks=pytest.mark.full) for setup in FULL)]
@@ -80,9 +80,8 @@ def cluster(setup: Setup, model_dir: Path) -> Iterator[Cluster]:
 
 def test_output_equals_transformers(setup: Setup, cluster: Cluster, model_dir: Path) -> None:
     prompts = reference.prompts(model_dir)
-    alone = prompts[setup.rotation :: 3]
+    alone = prompts[setup.rotation :: 6]
     together = [prompt for prompt in prompts if prompt not in alone]
-    assert len(together) == 16
     run = Run(cluster, reference.answers())
 
     fetched, cached = "kvasir:kv_blocks_fetched_total", "kvasir:kv_blocks_cached_total"
@@ -102,7 +101,7 @@ def test_output_equals_transformers(setup: Setup, cluster: Cluster, model_dir: P
         assert cold[recomputed] == 0
         assert cold[preemptions] == 0
 
-    alone = prompts[(setup.rotation + 1) % 3 :: 3]
+    alone = prompts[(setup.rotation + 3) % 6 :: 6]
     together = [prompt for prompt in prompts if prompt not in alone]
     with cluster.deltas(cluster.decode, fetched, cached, recomputed) as warm:
         before = run.num_cached_tokens
@@ -120,9 +119,10 @@ def test_output_equals_transformers(setup: Setup, cluster: Cluster, model_dir: P
         assert cached_tokens > 0
 
     if setup.all_modes:
-        run.alone(prompts, salt="warm?")
-        run.together(prompts[:16], salt="warm?")
-        run.together(prompts[8:], salt="warm?")
+        run.alone(prompts, salt="cold alone")
+        run.alone(prompts, salt="cold alone")
+        run.together(prompts, salt="cold again")
+        run.together(prompts, salt="cold again")
     run.check_ties()
 
 
