@@ -28,7 +28,6 @@ help:
 	@echo 'make serve        start router, prefill node and decode node on this machine   (ARGS: of kvasir serve)'
 	@echo 'make test         lint, types, wire and the whole test suite; what .ci/run runs'
 	@echo 'make test-parity  every combination of the parity tests with transformers: long'
-	@echo 'make test-soak    the tests that run for long under load'
 	@echo 'make test-compose images, compose file, scaling; wants a Docker engine'
 	@echo 'make bench        this suite beside transformers on this machine, into bench/results: long; wants a quiet machine'
 	@echo 'make lint         ruff: rules and format                make types   mypy'
@@ -62,10 +61,6 @@ unit: $(VENV)/test-installed
 .PHONY: test-parity
 test-parity: $(VENV)/test-installed
 	$(BIN)/python -m pytest -m parity $(ARGS)
-
-.PHONY: test-soak
-test-soak: $(VENV)/test-installed
-	$(BIN)/python -m pytest -m soak $(ARGS)
 
 .PHONY: test-compose
 test-compose:
