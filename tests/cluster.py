@@ -135,20 +135,10 @@ class Cluster:
         self._join = f"127.0.0.1:{free_port()}"
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        self.router = self._service(
-            "router",
-            [
-                "kvasir.router",
-                "--port",
-                str(port),
-                "--grpc-listen",
-                self._join,
-                "--model",
-                str(model_dir),
-                *router_args,
-            ],
-            f"{self.url}/metrics",
-        )
+        arguments = ["kvasir.router", "--port", str(port), "--grpc-listen", self._join, "--model", str(model_dir)]
+        # Up to five processes share two cores here: their silence means less than on machines of their own.
+        arguments += ["--heartbeat-timeout-s", "3", *router_args]
+        self.router = self._service("router", arguments, f"{self.url}/metrics")
         self._node_args = {"prefill": prefill_args, "decode": decode_args}
         self.prefill: list[Service] = []
         self.decode: list[Service] = []
