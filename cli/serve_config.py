@@ -1,22 +1,13 @@
 """Everything `kvasir serve` can be told."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field
-from pydantic_settings import NoDecode
+from pydantic import Field
 
-from kvasir.common.config import ServiceConfig
+from kvasir.common.config import ServiceConfig, Words
 
 OptionValue = str | int | float | bool
-
-
-def _split(value: str | list[str]) -> list[str]:
-    """A list, or in the environment `a,b`."""
-    return value.split(",") if isinstance(value, str) else value
-
-
-Words = Annotated[list[Annotated[str, Field(min_length=1)]], NoDecode, BeforeValidator(_split)]
 
 
 class ServeConfig(ServiceConfig, env_prefix="KVASIR_SERVE_", cli_hide_none_type=True):

@@ -5,19 +5,31 @@ everywhere, in the environment too: a typo must not be a silent default.
 """
 
 import difflib
+import json
 import os
 import sys
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Annotated, Any, ClassVar, NoReturn, Self
 
-from pydantic import ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliApp,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
     YamlConfigSettingsSource,
 )
+
+
+def _as_list(value: Any) -> Any:
+    """'a,b' and '["a", "b"]' -> ['a', 'b']: in an environment variable either will do."""
+    if not isinstance(value, str):
+        return value
+    return json.loads(value) if value.lstrip().startswith("[") else [word.strip() for word in value.split(",") if word]
+
+
+Words = Annotated[list[Annotated[str, Field(min_length=1)]], NoDecode, BeforeValidator(_as_list)]
 
 
 class ServiceConfig(BaseSettings):

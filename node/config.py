@@ -4,20 +4,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
-from pydantic_settings import NoDecode
 
 from kvasir.common.addresses import split_address
-from kvasir.common.config import ServiceConfig
+from kvasir.common.config import ServiceConfig, Words
 from kvasir.common.sizes import parse_bytes, parse_cpus
 
-
-def _split(value: str | list[str]) -> list[str]:
-    """A list, or in the environment `a:1,b:2`."""
-    words = value.split(",") if isinstance(value, str) else value
-    return [word.strip() for word in words if word.strip()]
-
-
-Addresses = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 Memory = Annotated[int, BeforeValidator(parse_bytes)]
 
 
@@ -27,7 +18,7 @@ class NodeConfig(ServiceConfig):
 
     listen: str = Field(description="gRPC, for routers (host:port). Off loopback the cluster secret is required.")
     advertise_host: str = Field(default="", description="Where others reach this node, if not where it listens.")
-    join: Addresses = Field(default=[], description="Routers to announce this node to (host:port); repeatable.")
+    join: Words = Field(default=[], description="Routers to announce this node to (host:port); repeatable.")
     metrics_port: int = Field(ge=0, le=65535, description="HTTP port of /metrics and /health; 0 takes a free one.")
     cluster_secret_file: Path | None = Field(
         default=None, description="Holds the cluster's secret; without it, KVASIR_CLUSTER_SECRET."

@@ -1,23 +1,11 @@
 """Everything the router can be told."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field
-from pydantic_settings import NoDecode
+from pydantic import Field
 
-from kvasir.common.config import ServiceConfig
-
-
-def _as_list(value: Any) -> Any:
-    """'a,b' and '["a", "b"]' -> ['a', 'b']: in an environment variable either will do."""
-    if not isinstance(value, str):
-        return value
-    return json.loads(value) if value.lstrip().startswith("[") else [word.strip() for word in value.split(",") if word]
-
-
-Words = Annotated[list[Annotated[str, Field(min_length=1)]], NoDecode, BeforeValidator(_as_list)]
+from kvasir.common.config import ServiceConfig, Words
 
 
 class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
