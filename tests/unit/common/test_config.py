@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from pydantic import Field
 
 from kvasir.common.config import ServiceConfig, Words
 
@@ -10,7 +11,7 @@ from kvasir.common.config import ServiceConfig, Words
 class Config(ServiceConfig, env_prefix="KVASIR_TRIAL_"):
     port: int = 1
     max_num_seqs: int = 2
-    join: Words = []
+    join: Words = Field(default=[])
 
 
 @pytest.fixture
