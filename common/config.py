@@ -109,6 +109,8 @@ def _take_config_option(argv: list[str]) -> tuple[list[str], str | None]:
 
 def _explain(problem: Any, cls: type[ServiceConfig]) -> str:
     name = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "missing":
+        return f"--{name.replace('_', '-')} is wanted (or {cls.model_config.get('env_prefix', '')}{name.upper()})"
     if problem["type"] == "extra_forbidden":
         return f"unknown option {name!r}{_did_you_mean(name, list(cls.model_fields))}"
     return f"{name}: {problem['msg']}, got {problem['input']!r}" if name else str(problem["msg"])

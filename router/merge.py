@@ -8,9 +8,12 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def merge(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:
-    """The first error of any ends all of them; closing it closes all of them."""
-    items: asyncio.Queue[T | Exception | None] = asyncio.Queue()
+async def merge(streams: Sequence[AsyncGenerator[T]], max_pending: int = 0) -> AsyncGenerator[T]:
+    """The first error of any ends all of them; closing it closes all of them.
+
+    No stream runs ahead of the reader by more than `max_pending` items; 0: by as many as there are.
+    """
+    items: asyncio.Queue[T | Exception | None] = asyncio.Queue(max_pending)
     tasks = [asyncio.create_task(_copy(stream, items)) for stream in streams]
     try:
         num_open = len(tasks)
@@ -32,7 +35,7 @@ async def _copy(stream: AsyncGenerator[T], items: "asyncio.Queue[T | Exception |
     try:
         async with aclosing(stream):
             async for item in stream:
-                items.put_nowait(item)
-        items.put_nowait(None)
+                await items.put(item)
+        await items.put(None)
     except Exception as error:
-        items.put_nowait(error)
+        await items.put(error)

@@ -17,7 +17,7 @@ from kvasir.router.openai.chat import ChatShape
 from kvasir.router.openai.client_gone import ClientGone, unless_gone
 from kvasir.router.openai.completions import CompletionShape
 from kvasir.router.openai.errors import ModelNotFound, error_response, json_response
-from kvasir.router.openai.generation import ChoiceDelta, generate_choice, merge
+from kvasir.router.openai.generation import ChoiceDelta, generate_choice, merge_choices
 from kvasir.router.openai.models import ChatBody, CompletionBody, GenerationBody
 from kvasir.router.openai.parsing import parse_body
 from kvasir.router.openai.prompts import Prompt, chat_prompt, completion_prompts
@@ -161,7 +161,7 @@ class OpenAIApi:
             include_usage=options is not None and bool(options.include_usage),
             continuous_usage=options is not None and bool(options.continuous_usage_stats),
         )
-        return Generation(envelope, shape, recorded(merge(choices), record, envelope))
+        return Generation(envelope, shape, recorded(merge_choices(choices), record, envelope))
 
     def _card(self, name: str) -> dict[str, Any]:
         try:

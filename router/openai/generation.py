@@ -1,12 +1,12 @@
 """The choices of one answer as they come: text, tokens and logprobs, whatever shape they are then sent in."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import cast
 
 from kvasir.common.errors import NodeUnavailable
+from kvasir.router.merge import merge
 from kvasir.router.text.text_stream import TextRules, TextStream
 from kvasir.router.text.tokenizer import TextTokenizer
 from kvasir.router.types import Backend, PositionLogprobs, RoutedRequest, TokenDelta
@@ -66,38 +66,8 @@ def _read(delta: TokenDelta, text: TextStream, index: int) -> ChoiceDelta:
     )
 
 
-async def merge(choices: Sequence[AsyncGenerator[ChoiceDelta, None]]) -> AsyncGenerator[ChoiceDelta, None]:
+async def merge_choices(choices: Sequence[AsyncGenerator[ChoiceDelta, None]]) -> AsyncGenerator[ChoiceDelta, None]:
     """The deltas of all choices as they come. If one choice fails, so does the whole answer."""
-    if len(choices) == 1:
-        async with aclosing(choices[0]) as deltas:
-            async for delta in deltas:
-                yield delta
-        return
-    pending: asyncio.Queue[ChoiceDelta | Exception | None] = asyncio.Queue(_MAX_PENDING)
-    tasks = [asyncio.create_task(_forward(choice, pending)) for choice in choices]
-    num_open = len(tasks)
-    try:
-        while num_open:
-            item = await pending.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                num_open -= 1
-            else:
-                yield item
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _forward(
-    choice: AsyncGenerator[ChoiceDelta, None], pending: asyncio.Queue[ChoiceDelta | Exception | None]
-) -> None:
-    try:
-        async with aclosing(choice) as deltas:
-            async for delta in deltas:
-                await pending.put(delta)
-        await pending.put(None)
-    except Exception as error:
-        await pending.put(error)
+    async with aclosing(choices[0] if len(choices) == 1 else merge(choices, _MAX_PENDING)) as deltas:
+        async for delta in deltas:
+            yield delta

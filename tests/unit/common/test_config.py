@@ -47,6 +47,16 @@ def test_unknown_names_are_errors_that_guess(
     assert "did you mean KVASIR_TRIAL_PORT?" in refusal([], capsys)
 
 
+class Demanding(ServiceConfig, env_prefix="KVASIR_TRIAL_"):
+    model_dir: Path
+
+
+def test_what_is_missing_is_named_as_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        Demanding.load([])
+    assert "--model-dir is wanted (or KVASIR_TRIAL_MODEL_DIR)" in capsys.readouterr().err
+
+
 def test_wrong_values_and_missing_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "port" in refusal(["--port", "eighty"], capsys)
     assert "does not exist" in refusal(["--config", str(tmp_path / "none.yaml")], capsys)
