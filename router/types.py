@@ -3,7 +3,15 @@ with `TokenDelta`s. Neither knows anything else of the other."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the output must match, as source: nodes compile it. `kvasir.router.grammar.sources` makes them."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +34,7 @@ class Sampling:
     prompt_logprobs: int | None = None
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from kvasir.common.errors import (
 from kvasir.common.tokens import pack_tokens, unpack_tokens
 from kvasir.proto import common_pb2, decode_pb2, prefill_pb2
 from kvasir.router.nodes import NodeInfo, NodeLoad, Role
-from kvasir.router.types import PositionLogprobs, RoutedRequest, Sampling
+from kvasir.router.types import Grammar, PositionLogprobs, RoutedRequest, Sampling
 
 Command = prefill_pb2.PrefillCommand | decode_pb2.DecodeCommand
 _COMMANDS: dict[Role, Callable[..., Command]] = {
@@ -230,7 +230,18 @@ def sampling_to_proto(sampling: Sampling) -> common_pb2.SamplingParams:
         prompt_logprobs=sampling.prompt_logprobs,
         allowed_token_ids=pack_tokens(sampling.allowed_token_ids),
         bad_words=[pack_tokens(word) for word in sampling.bad_words],
+        grammar=None if sampling.grammar is None else grammar_to_proto(sampling.grammar),
     )
+
+
+def grammar_to_proto(grammar: Grammar) -> common_pb2.Grammar:
+    match grammar.kind:
+        case "json_schema":
+            return common_pb2.Grammar(json_schema=grammar.source)
+        case "regex":
+            return common_pb2.Grammar(regex=grammar.source)
+        case "lark":
+            return common_pb2.Grammar(lark=grammar.source)
 
 
 def _logprobs(positions: Iterable[common_pb2.PositionLogprobs]) -> tuple[PositionLogprobs, ...]:

@@ -14,7 +14,7 @@ from kvasir.common.tokens import unpack_tokens
 from kvasir.proto import common_pb2
 from kvasir.router import wire
 from kvasir.router.nodes import Role
-from kvasir.router.types import PositionLogprobs, RoutedRequest, Sampling
+from kvasir.router.types import Grammar, PositionLogprobs, RoutedRequest, Sampling
 from tests.unit.router.test_pool import info
 
 
@@ -37,16 +37,25 @@ def test_every_sampling_field_travels() -> None:
         prompt_logprobs=4,
         allowed_token_ids=(1, 2),
         bad_words=((1, 2), (3,)),
+        grammar=Grammar("regex", "a|b"),
     )
     message = wire.sampling_to_proto(sampling)
     sent = {descriptor.name for descriptor, _ in message.ListFields()}
-    assert sent == {field.name for field in common_pb2.SamplingParams.DESCRIPTOR.fields} - {"grammar"}
+    assert sent == {field.name for field in common_pb2.SamplingParams.DESCRIPTOR.fields}
     assert message.seed == 2**64 - 1
     assert [(bias.token_id, bias.bias) for bias in message.logit_bias] == [(5, -100.0), (6, 1.5)]
     assert unpack_tokens(message.stop_token_ids) == (3, 7)
     assert [unpack_tokens(word) for word in message.bad_words] == [(1, 2), (3,)]
     assert message.HasField("logprobs")
     assert not wire.sampling_to_proto(Sampling()).HasField("logprobs")
+    assert message.grammar == common_pb2.Grammar(regex="a|b")
+    assert not wire.sampling_to_proto(Sampling()).HasField("grammar")
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "regex", "lark"])
+def test_a_grammar_travels_as_its_source(kind: Any) -> None:
+    message = wire.grammar_to_proto(Grammar(kind, "ü"))
+    assert (message.WhichOneof("source"), getattr(message, kind)) == (kind, "ü")
 
 
 def test_a_request_that_moves_keeps_the_border_between_prompt_and_output() -> None:
