@@ -6,7 +6,7 @@ import torch
 
 from kvasir.engine.models.config import ModelConfig
 from kvasir.engine.types import BlockId, KVLayout
-from kvasir.kernels.block_bytes import block_bytes, write_block_bytes
+from kvasir.kernels.block_bytes import block_bytes, pool_bytes, write_block_bytes
 
 # Shapes: N blocks  L layers  K KV heads  B tokens a block  D head dim
 
@@ -23,6 +23,11 @@ class KVCache:
         shape = (num_blocks, layout.num_layers, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
         # Filled, not just reserved: memory that is not there is missed now and not under load.
         self.data = torch.zeros(shape, dtype=getattr(torch, layout.dtype), device=device)
+
+    @property
+    def pool(self) -> memoryview | None:
+        """All blocks, one behind the other; None where they do not lie in host memory."""
+        return pool_bytes(self.data) if self.data.device.type == "cpu" else None
 
     def read(self, block_id: BlockId) -> memoryview:
         """The block's bytes; on a CPU the cache's own memory, without a copy."""

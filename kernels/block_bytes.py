@@ -12,6 +12,11 @@ def block_bytes(kv_cache: Tensor, block: int) -> memoryview:
     return contents.cpu().numpy().data
 
 
+def pool_bytes(kv_cache: Tensor) -> memoryview:
+    """kv_cache [N, ...], contiguous, on a CPU -> its own memory, all of it."""
+    return kv_cache.view(-1).view(torch.uint8).numpy().data
+
+
 def write_block_bytes(kv_cache: Tensor, block: int, payload: memoryview) -> None:
     """Fill one block; `payload` has exactly as many bytes as a block."""
     contents = kv_cache[block].view(-1).view(torch.uint8)

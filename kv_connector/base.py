@@ -42,6 +42,7 @@ class Ticket:
     transfer_id: TransferId
     connector: str
     endpoints: tuple[Endpoint, ...] = ()
+    stored_as: str = ""  # stores: the sender's form, part of its blocks' keys; empty: exact, in the receiver's dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,11 @@ class BlockMemory(Protocol):
     @property
     def layout(self) -> KVLayout: ...
 
+    @property
+    def pool(self) -> memoryview | None:
+        """All blocks, one behind the other, of bytes; None where they do not lie in host memory."""
+        ...
+
     def read(self, block_id: BlockId) -> memoryview:
         """The block's bytes, without a copy where the cache is in host memory. Valid while the block is held."""
         ...
@@ -81,6 +87,11 @@ class BlockMemory(Protocol):
 
 class BlockSource(Protocol):
     """What a peer connector asks the sender's core for, when a receiver wants a block."""
+
+    @property
+    def pool(self) -> memoryview | None:
+        """`BlockMemory.pool`, for connectors that register memory. A payload may lie elsewhere all the same."""
+        ...
 
     def borrow(self, transfer_id: TransferId, key: BlockKey) -> Frame | None:
         """The block, which stays untouched until `give_back`; None if it is not (or no longer) there."""

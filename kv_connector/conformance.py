@@ -204,6 +204,6 @@ async def test_a_store_is_written_once_and_read_by_anybody(connect: Connect) -> 
         assert (metrics.blocks_stored, metrics.blocks_already_stored) == (5, 4)
         assert await pair.receiver.receiver.lookup(keys) == 5
         assert await pair.receiver.receiver.lookup(keys[5:]) == 0
-        result = await pair.receiver.receiver.fetch_stored(pair.wanted(keys), pair.landed.append).done()
+        result = await pair.receiver.receiver.fetch_stored(pair.wanted(keys), pair.on_block).done()
         assert result.missing == (5,)
         assert all(pair.is_equal(index) for index in range(5))

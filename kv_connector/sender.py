@@ -113,6 +113,10 @@ class KVSender:
 
     # What a peer connector asks for: BlockSource.
 
+    @property
+    def pool(self) -> memoryview | None:
+        return self._memory.pool
+
     def borrow(self, transfer_id: TransferId, key: BlockKey) -> Frame | None:
         block = self._leases.borrow(transfer_id, key)
         if block is None:

@@ -28,11 +28,11 @@ class ArrayMemory:
     def __init__(self, layout: KVLayout, num_blocks: int, seed: int = 0) -> None:
         self.layout = layout
         self.writes: Counter[BlockId] = Counter()
-        self._bytes = memoryview(bytearray(random.Random(seed).randbytes(num_blocks * layout.bytes_per_block)))
+        self.pool = memoryview(bytearray(random.Random(seed).randbytes(num_blocks * layout.bytes_per_block)))
 
     def read(self, block_id: BlockId) -> memoryview:
         size = self.layout.bytes_per_block
-        return self._bytes[block_id * size : (block_id + 1) * size]
+        return self.pool[block_id * size : (block_id + 1) * size]
 
     def write(self, block_id: BlockId, payload: memoryview) -> None:
         self.writes[block_id] += 1
@@ -97,7 +97,10 @@ class Pair:
         return BlockId(self.num_blocks - 1 - index)
 
     def start(self, ticket: Ticket, keys: Sequence[BlockKey]) -> IncomingTransfer:
-        return self.receiver.receiver.start(ticket, self.wanted(keys), self.landed.append)
+        return self.receiver.receiver.start(ticket, self.wanted(keys), self.on_block)
+
+    def on_block(self, index: int, is_exact: bool = True) -> None:
+        self.landed.append(index)
 
     def is_equal(self, index: int) -> bool:
         return self.sender.memory.read(BlockId(index)) == self.receiver.memory.read(self.destination(index))

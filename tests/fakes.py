@@ -99,6 +99,10 @@ class FakeBlockMemory:
             num_layers=1, num_kv_heads=1, total_kv_heads=1, head_dim=1, block_size=kv.shape[1], dtype="float32"
         )
 
+    @property
+    def pool(self) -> memoryview:
+        return memoryview(self._kv.reshape(-1)).cast("B")
+
     def read(self, block_id: BlockId) -> memoryview:
         return memoryview(self._kv[block_id]).cast("B")
 

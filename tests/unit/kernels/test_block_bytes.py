@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kvasir.kernels.block_bytes import block_bytes, write_block_bytes
+from kvasir.kernels.block_bytes import block_bytes, pool_bytes, write_block_bytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -33,3 +33,12 @@ def test_a_payload_of_another_size_is_refused(num_bytes: int) -> None:
     with pytest.raises(ValueError, match="16 bytes"):
         write_block_bytes(cache, 0, memoryview(bytes(num_bytes)))
     assert not cache.any()
+
+
+def test_the_pool_is_its_blocks_one_behind_the_other() -> None:
+    cache = torch.randn(3, 2, 4)
+    pool = pool_bytes(cache)
+    assert pool.nbytes == cache.nbytes
+    assert pool[32:64] == block_bytes(cache, 1)
+    cache[2] = 7
+    assert pool[64:].cast("f").tolist() == [7] * 8
