@@ -78,8 +78,8 @@ class AsyncEngine:
     def cancel(self, request_id: RequestId) -> None:
         self._post(lambda engine: engine.cancel(request_id))
 
-    def block_loaded(self, request_id: RequestId, index: int) -> None:
-        self._post(lambda engine: engine.block_loaded(request_id, index))
+    def block_loaded(self, request_id: RequestId, index: int, is_exact: bool = True) -> None:
+        self._post(lambda engine: engine.block_loaded(request_id, index, is_exact))
 
     def loading_done(self, request_id: RequestId) -> None:
         self._post(lambda engine: engine.loading_done(request_id))

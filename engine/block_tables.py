@@ -64,6 +64,7 @@ class BlockTables:
         request.block_table = []
         request.num_computed_tokens = 0
         request.loaded_blocks.clear()
+        request.inexact_from = None  # computed again from scratch, it is exact
 
     def distrust(self, request: Request) -> None:
         """Its blocks may hold what no other request should find."""
@@ -84,7 +85,7 @@ class BlockTables:
         self._reported.update(blocks)
         request.num_reported_blocks = end
         counts = tuple(min(block_size, num_tokens - i * block_size) for i in range(first, end))
-        full = request.block_hashes[first : num_tokens // block_size]
+        full = request.block_hashes[first : request.num_exact(num_tokens // block_size)]
         hashes = (*full[: end - first], *[None] * (end - first - len(full)))
         return ComputedBlocks(request.request_id, first, blocks, hashes, counts, is_last)
 
@@ -121,7 +122,7 @@ class BlockTables:
         first = self._num_full(request)
         request.num_computed_tokens = num_computed_tokens
         if self._caches_prefixes and self._num_full(request) > first:
-            self._register(request, range(first, self._num_full(request)))
+            self._register(request, range(first, request.num_exact(self._num_full(request))))
 
     def _register(self, request: Request, indices: range) -> None:
         self._hash_known_tokens(request)

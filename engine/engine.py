@@ -56,8 +56,8 @@ class Engine:
     def cancel(self, request_id: RequestId) -> None:
         self.scheduler.cancel(request_id)
 
-    def block_loaded(self, request_id: RequestId, index: int) -> None:
-        self.scheduler.block_loaded(request_id, index)
+    def block_loaded(self, request_id: RequestId, index: int, is_exact: bool = True) -> None:
+        self.scheduler.block_loaded(request_id, index, is_exact)
 
     def loading_done(self, request_id: RequestId) -> None:
         self.scheduler.loading_done(request_id)

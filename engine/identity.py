@@ -1,6 +1,7 @@
-"""The KV identity: a name for everything that the content of a KV block depends on.
+"""The KV identity: a name for everything that the content of a KV block depends on, but for its dtype.
 
-It is the root of the hash chain that names blocks, so blocks of two models, or of two versions of one, never meet.
+The dtype is in the header of each block, so that nodes of different dtypes can pair, and in its key where it is stored.
+The identity is the root of the hash chain that names blocks, so blocks of two models, or of two versions of one, never meet.
 The weights are read once; their digest is kept beside the model (or, where that cannot be written, in the user's
 cache) under the files' names, sizes and times of change.
 """
@@ -30,7 +31,6 @@ def kv_identity(directory: Path, config: ModelConfig, layout: KVLayout) -> bytes
     described = {
         "config": dataclasses.asdict(config),
         "weights": weights_digest(directory),
-        "kv_dtype": layout.dtype,
         "block_size": layout.block_size,
     }
     return hashlib.sha256(b"kvasir-kv" + json.dumps(described, sort_keys=True).encode()).digest()

@@ -99,12 +99,15 @@ class Scheduler:
         else:
             self.finish(request)
 
-    def block_loaded(self, request_id: RequestId, index: int) -> None:
+    def block_loaded(self, request_id: RequestId, index: int, is_exact: bool = True) -> None:
+        """It has landed. Not exact (lossy codec, other dtype): it, and what is computed on top, stay the request's."""
         request = self.requests.get(request_id)
         if request is None or request.phase is not Phase.LOADING:
             return
         if request.num_computed_tokens <= index * self.limits.block_size < request.num_awaited_tokens:
             request.loaded_blocks.add(index)
+            if not is_exact:
+                request.inexact_from = request.num_exact(index)
 
     def loading_done(self, request_id: RequestId) -> None:
         """No transfer touches the request's blocks any more. Those that have not landed are computed here."""

@@ -99,6 +99,7 @@ class Request:
     block_hashes: list[BlockHash] = field(default_factory=list)  # of full blocks, as far as they were needed
     num_computed_tokens: int = 0
     loaded_blocks: set[int] = field(default_factory=set)  # landed ahead: indices past the computed tokens
+    inexact_from: int | None = None  # blocks from this index on hold what this node would not have computed itself
     num_cached_tokens: int = 0  # found in this node's prefix cache at first admission
     num_output_at_arrival: int = 0  # output tokens that came with the request, when it has moved here
     num_awaited_tokens: int = 0  # tokens whose blocks were asked for from elsewhere; 0 again after a preemption
@@ -122,6 +123,10 @@ class Request:
     @property
     def num_uncomputed_tokens(self) -> int:
         return self.num_tokens - self.num_computed_tokens
+
+    def num_exact(self, num_blocks: int) -> int:
+        """How many of the first `num_blocks` blocks others may take for what their hash says."""
+        return num_blocks if self.inexact_from is None else min(num_blocks, self.inexact_from)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +202,7 @@ class ComputedBlocks:
     """Blocks [first_index, first_index + len(block_ids)) of a `hand_off` request are final.
 
     Each carries one reference, to be given back by `release_blocks`. `hashes` holds None for the last block where it
-    is partial; `is_last` says that these are the prompt's last ones.
+    is partial, and for blocks that are not exact; `is_last` says that these are the prompt's last ones.
     """
 
     request_id: RequestId

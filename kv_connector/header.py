@@ -11,6 +11,9 @@ import xxhash
 
 from kvasir.engine.types import KVLayout
 from kvasir.kv_connector.base import CODEC_NONE, BlockHeader, BlockKey, Frame, StoreKey
+from kvasir.kv_connector.codec import CODECS, STORED_FORMS, is_convertible, payload_sizes, stored_as
+from kvasir.kv_connector.codec import max_payload_bytes as max_payload_bytes
+from kvasir.kv_connector.errors import BadFrame as BadFrame
 from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.wire import header_from_bytes, header_to_bytes
 
@@ -18,7 +21,6 @@ MAGIC = b"KVB1"
 FORMAT_VERSION = 1
 MAX_HEADER_BYTES = 4096
 _PREFIX_BYTES = len(MAGIC) + 8
-_LARGEST_ITEM_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +32,6 @@ class Expected:
     key: BlockKey
     num_tokens: int
     sender_epoch: str | None = None  # None: whoever made it
-
-
-class BadFrame(Exception):
-    def __init__(self, reason: MissReason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 def checksum_of(payload: memoryview) -> int:
@@ -58,35 +54,51 @@ def unpack(data: bytes) -> BlockHeader:
 
 
 def verify(frame: Frame, expected: Expected) -> BlockHeader:
-    """The frame's header, once all of it is as it should be; else BadFrame names the first thing that is not."""
+    """The frame's header, once all of it is as it should be; else BadFrame names the first thing that is not.
+
+    The sender's dtype and codec may be any that are known: `codec.decode` turns the payload into what is wanted.
+    """
     header = unpack(frame.header)
-    checks = (
-        (MissReason.IDENTITY, header.kv_identity.hex(), expected.kv_identity.hex()),
-        (MissReason.LAYOUT, header.layout, expected.layout),
-        (MissReason.KEY, header.key.hex(), expected.key.hex()),
-        (MissReason.TOKENS, header.num_tokens, expected.num_tokens),
-        (MissReason.CODEC, header.codec, CODEC_NONE),
-        (MissReason.EPOCH, header.sender_epoch, expected.sender_epoch or header.sender_epoch),
-        (MissReason.TRUNCATED, frame.payload.nbytes, header.payload_bytes),
-        (MissReason.TRUNCATED, frame.payload.nbytes, expected.layout.bytes_per_block),
-    )
-    for reason, found, wanted in checks:
-        if found != wanted:
-            raise BadFrame(reason, f"{reason.value} is {found}, wanted {wanted}")
-    if checksum_of(frame.payload) != header.checksum:
-        raise BadFrame(MissReason.CHECKSUM, "payload does not match its checksum")
+    check_header(header, expected)
+    check_payload(header, frame.payload)
     return header
 
 
-def store_key(key: BlockKey, layout: KVLayout, codec: str = CODEC_NONE) -> StoreKey:
-    """Blocks of one content hash may be stored exactly and by lossy codecs, and in ranges of heads."""
-    heads = f"{layout.first_kv_head}-{layout.num_kv_heads}"
-    return StoreKey(f"{key.hex()}-{codec}-{layout.dtype}-{heads}")
+def check_header(header: BlockHeader, expected: Expected) -> None:
+    """Everything that is known before the payload is there: a size that its layout cannot need is refused by then."""
+    checks = (
+        (MissReason.IDENTITY, header.kv_identity == expected.kv_identity, header.kv_identity.hex()),
+        (MissReason.LAYOUT, is_convertible(header.layout, expected.layout), header.layout),
+        (MissReason.KEY, header.key == expected.key, header.key.hex()),
+        (MissReason.TOKENS, header.num_tokens == expected.num_tokens, header.num_tokens),
+        (MissReason.CODEC, header.codec in CODECS, header.codec),
+        (MissReason.EPOCH, expected.sender_epoch in (None, header.sender_epoch), header.sender_epoch),
+    )
+    for reason, is_right, found in checks:
+        if not is_right:
+            raise BadFrame(reason, f"{reason.value} is {found}, wanted {expected}")
+    if header.payload_bytes not in payload_sizes(header.codec, header.layout):
+        raise BadFrame(MissReason.TRUNCATED, f"no {header.codec} payload has {header.payload_bytes} bytes")
 
 
-def max_payload_bytes(layout: KVLayout) -> int:
-    """The most that one block can be, whatever dtype the other side keeps its cache in."""
-    return 2 * layout.num_layers * layout.num_kv_heads * layout.block_size * layout.head_dim * _LARGEST_ITEM_BYTES
+def check_payload(header: BlockHeader, payload: memoryview) -> None:
+    """That the payload is the one that the header speaks of."""
+    if payload.nbytes != header.payload_bytes:
+        raise BadFrame(MissReason.TRUNCATED, f"payload has {payload.nbytes} bytes of {header.payload_bytes}")
+    if checksum_of(payload) != header.checksum:
+        raise BadFrame(MissReason.CHECKSUM, "payload does not match its checksum")
+
+
+def store_key(key: BlockKey, layout: KVLayout, form: str | None = None) -> StoreKey:
+    """Blocks of one content hash may be stored exactly and by lossy codecs, and in ranges of heads.
+
+    form: what `codec.stored_as` gives, of whoever stored it; None: exact, in this layout's dtype. ValueError if it is
+    not one that exists: it may have come over the wire, and names of files are made of it.
+    """
+    form = form or stored_as(CODEC_NONE, layout)
+    if form not in STORED_FORMS:
+        raise ValueError(f"no block is stored as {form!r}")
+    return StoreKey(f"{key.hex()}-{form}-{layout.first_kv_head}-{layout.num_kv_heads}")
 
 
 def _checksum_bytes(message: bytes) -> bytes:

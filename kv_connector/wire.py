@@ -73,6 +73,7 @@ def ticket_to_proto(ticket: Ticket) -> common_pb2.Ticket:
             common_pb2.Endpoint(address=e.address, first_kv_head=e.first_kv_head, num_kv_heads=e.num_kv_heads)
             for e in ticket.endpoints
         ],
+        stored_as=ticket.stored_as,
     )
 
 
@@ -81,4 +82,5 @@ def ticket_from_proto(message: common_pb2.Ticket) -> Ticket:
         transfer_id=TransferId(message.transfer_id),
         connector=message.connector,
         endpoints=tuple(Endpoint(e.address, e.first_kv_head, e.num_kv_heads) for e in message.endpoints),
+        stored_as=message.stored_as,
     )

@@ -326,10 +326,13 @@ class Ticket(_message.Message):
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
     CONNECTOR_FIELD_NUMBER: _builtins.int
     ENDPOINTS_FIELD_NUMBER: _builtins.int
+    STORED_AS_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.str
     """New for every attempt, so that a late block of an older attempt is never taken for a new one."""
     connector: _builtins.str
     """Connector by name: both sides must speak the same."""
+    stored_as: _builtins.str
+    """Stores: the form in which the sender writes its blocks, part of their keys ("exact-float32", "int8-float32")."""
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___Endpoint]: ...
     def __init__(
@@ -338,10 +341,11 @@ class Ticket(_message.Message):
         transfer_id: _builtins.str = ...,
         connector: _builtins.str = ...,
         endpoints: _abc.Iterable[Global___Endpoint] | None = ...,
+        stored_as: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["connector", b"connector", "endpoints", b"endpoints", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connector", b"connector", "endpoints", b"endpoints", "stored_as", b"stored_as", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -569,11 +573,16 @@ class TransferReport(_message.Message):
     NUM_BLOCKS_CACHED_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_RECOMPUTED_FIELD_NUMBER: _builtins.int
     TRANSFER_S_FIELD_NUMBER: _builtins.int
+    OVERLAPPED_S_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     num_blocks_fetched: _builtins.int
     num_blocks_cached: _builtins.int
     num_tokens_recomputed: _builtins.int
     transfer_s: _builtins.float
+    overlapped_s: _builtins.float
+    """The part of transfer_s before the sender had published its last block."""
+    num_bytes: _builtins.int
     def __init__(
         self,
         *,
@@ -582,10 +591,12 @@ class TransferReport(_message.Message):
         num_blocks_cached: _builtins.int = ...,
         num_tokens_recomputed: _builtins.int = ...,
         transfer_s: _builtins.float = ...,
+        overlapped_s: _builtins.float = ...,
+        num_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "num_blocks_cached", b"num_blocks_cached", "num_blocks_fetched", b"num_blocks_fetched", "num_tokens_recomputed", b"num_tokens_recomputed", "transfer_s", b"transfer_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "num_blocks_cached", b"num_blocks_cached", "num_blocks_fetched", b"num_blocks_fetched", "num_bytes", b"num_bytes", "num_tokens_recomputed", b"num_tokens_recomputed", "overlapped_s", b"overlapped_s", "transfer_s", b"transfer_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -932,6 +943,7 @@ class NodeDescription(_message.Message):
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _builtins.int
     METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    KV_STORED_AS_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
     node_epoch: _builtins.str
     version: _builtins.str
@@ -955,6 +967,8 @@ class NodeDescription(_message.Message):
     """Where this node serves /metrics and /health over HTTP; empty: nowhere."""
     eos_token_ids: _builtins.bytes
     """End-of-sequence ids: the union of what the model's files name. Little-endian uint32."""
+    kv_stored_as: _builtins.str
+    """Stores: the form in which this node writes its blocks; goes into its tickets."""
     def __init__(
         self,
         *,
@@ -977,10 +991,11 @@ class NodeDescription(_message.Message):
         max_num_batched_tokens: _builtins.int = ...,
         metrics_address: _builtins.str = ...,
         eos_token_ids: _builtins.bytes = ...,
+        kv_stored_as: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "connector", b"connector", "eos_token_ids", b"eos_token_ids", "head_dim", b"head_dim", "kv_cache_dtype", b"kv_cache_dtype", "kv_endpoint", b"kv_endpoint", "kv_identity", b"kv_identity", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "metrics_address", b"metrics_address", "model_name", b"model_name", "node_epoch", b"node_epoch", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "num_total_blocks", b"num_total_blocks", "role", b"role", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "connector", b"connector", "eos_token_ids", b"eos_token_ids", "head_dim", b"head_dim", "kv_cache_dtype", b"kv_cache_dtype", "kv_endpoint", b"kv_endpoint", "kv_identity", b"kv_identity", "kv_stored_as", b"kv_stored_as", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "metrics_address", b"metrics_address", "model_name", b"model_name", "node_epoch", b"node_epoch", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "num_total_blocks", b"num_total_blocks", "role", b"role", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

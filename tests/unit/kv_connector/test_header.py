@@ -59,7 +59,7 @@ def test_stored_names_tell_apart_what_must_not_be_mixed() -> None:
     names = {
         store_key(KEY, SMALL),
         store_key(BlockKey(b"\1" * 32), SMALL),
-        store_key(KEY, SMALL, codec="int8"),
+        store_key(KEY, SMALL, "int8-float32"),
         store_key(KEY, replace(SMALL, dtype="bfloat16")),
         store_key(KEY, replace(SMALL, first_kv_head=1)),
     }
