@@ -1,9 +1,9 @@
 """The KV identity: a name for everything that the content of a KV block depends on, but for its dtype.
 
-The dtype is in the header of each block, so that nodes of different dtypes can pair, and in its key where it is stored.
-The identity is the root of the hash chain that names blocks, so blocks of two models, or of two versions of one, never meet.
-The weights are read once; their digest is kept beside the model (or, where that cannot be written, in the user's
-cache) under the files' names, sizes and times of change.
+It is the root of the hash chain that names blocks, so blocks of two models, or of two versions of one, never meet.
+The dtype is said by each block's header instead, and by its key where it is stored, so that nodes of different dtypes
+can pair. The weights are read once; their digest is kept beside the model (or, where that cannot be written, in the
+user's cache) under the files' names, sizes and times of change.
 """
 
 import dataclasses
