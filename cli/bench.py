@@ -6,6 +6,7 @@ from importlib import import_module
 COMMANDS = {
     "serve": ("kvasir.bench.serve", "load on any OpenAI endpoint; latencies and throughput"),
     "lab": ("kvasir.bench.lab.serving", "this suite against transformers, on this machine"),
+    "kv": ("kvasir.bench.lab.kv", "each KV connector against the plain transport, on this machine"),
 }
 
 

@@ -1,0 +1,195 @@
+"""Who is compared with whom, and each as a pair of processes."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis
+
+import kvasir
+from kvasir.bench.lab.kv_pipe import Process
+from kvasir.bench.lab.kv_report import Movement
+from kvasir.cli.local_redis import ADVICE, find_server
+from kvasir.cli.ports import free_ports
+from kvasir.engine.types import KVLayout
+
+_START_TIMEOUT_S = 10.0
+_SECRET = "a secret of the benchmark"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    layout: KVLayout
+    num_blocks: int  # 64 MiB of them
+
+
+SIZES = {
+    "720 KiB": Size(  # a block of the built-in model
+        KVLayout(num_layers=30, num_kv_heads=3, total_kv_heads=3, head_dim=64, block_size=16, dtype="float32"), 91
+    ),
+    "64 KiB": Size(
+        KVLayout(num_layers=8, num_kv_heads=1, total_kv_heads=1, head_dim=64, block_size=16, dtype="float32"), 1024
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What contenders may use, and what else has been installed where."""
+
+    folder: Path
+    redis_url: str
+    pythons: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    name: str
+    module: str  # below kvasir.bench.lab
+    task: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = "plain"  # "ours"; "plain": the fastest of them is what ours is compared with; "other"
+    wants: str = ""  # the key of its interpreter in `Places.pythons`
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def ours(name: str, connector: str, **settings: Any) -> Contender:
+    return Contender(name=name, module="kv_connectors", kind="ours", task={"settings": {"name": connector, **settings}})
+
+
+def plain(name: str, way: str) -> Contender:
+    return Contender(name=name, module="kv_plain", task={"way": way})
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    target: float  # least ratio to the fastest plain way
+    contenders: tuple[Contender, ...]
+
+    def present(self, places: Places) -> list[Contender]:
+        return [contender for contender in self.contenders if not contender.wants or places.pythons[contender.wants]]
+
+
+_UCX = {"UCX_TLS": "tcp", "UCX_LOG_LEVEL": "error", "NIXL_LOG_LEVEL": "ERROR"}
+_MOONCAKE = {"GLOG_minloglevel": "2", "MC_LOG_LEVEL": "ERROR"}
+
+CASES = {
+    case.name: case
+    for case in (
+        Case(
+            "tcp",
+            0.9,
+            (
+                ours("tcp", "tcp"),
+                plain("zmq, pushed", "zmq_push"),
+                plain("zmq, pushed, no high-water mark", "zmq_push_unbounded"),
+                plain("zmq, asked for", "zmq_pull"),
+                Contender(name="nixl", module="kv_nixl", kind="other", wants="nixl", environment=_UCX),
+                Contender(name="mooncake", module="kv_mooncake", kind="other", wants="mooncake", environment=_MOONCAKE),
+            ),
+        ),
+        Case(
+            "redis",
+            0.9,
+            (
+                ours("redis", "redis"),
+                plain("redis-py", "redis_client"),
+                plain("redis-py, pipelines", "redis_pipeline"),
+                plain("a socket", "redis_socket"),
+            ),
+        ),
+        Case("shared_storage", 0.8, (ours("shared_storage", "shared_storage"), plain("a mapped file", "mapped_file"))),
+    )
+}
+
+
+class Mover:
+    """A contender's two processes. Idle but for `move`."""
+
+    def __init__(self, contender: Contender, size: Size, places: Places) -> None:
+        self.contender = contender
+        python = places.pythons[contender.wants] if contender.wants else sys.executable
+        task = {
+            **contender.task,
+            "num_blocks": size.num_blocks,
+            "block_bytes": size.layout.bytes_per_block,
+            "layout": asdict(size.layout),
+            "url": places.redis_url,
+            "path": str(places.folder),
+        }
+        if "settings" in task:
+            stores = {"redis_url": places.redis_url or "redis://", "path": str(places.folder / "store")}
+            task["settings"] = {"secret": _SECRET, **stores, **task["settings"]}
+        source = Path(kvasir.__file__).parent.parent
+        environment = {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", **contender.environment}
+        command = [python, "-m", f"kvasir.bench.lab.{contender.module}"]
+        self._sender = Process([*command, "send", json.dumps(task)], environment)
+        self._receiver: Process | None = None
+        try:
+            greeting = self._sender.greet()
+            self._receiver = Process([*command, "receive", json.dumps(task | greeting)], environment)
+            self._receiver.greet()
+        except RuntimeError:
+            self.close()
+            raise
+
+    @property
+    def name(self) -> str:
+        return self.contender.name
+
+    def move(self) -> Movement:
+        """All blocks once. That they came as they were is not part of what is timed."""
+        assert self._receiver is not None, "started with it"
+        cpu_s = self._cpu_s()
+        offer = self._sender.ask("offer")
+        write_s = offer.pop("s")
+        taken = self._receiver.ask("take", **offer)
+        if taken["missing"] or taken["checksum"] != self._sender.greeting["checksum"]:
+            raise RuntimeError(f"{self.name}: {taken['missing']} blocks are missing, or others than were sent")
+        movement = Movement(write_s, taken["s"], self._cpu_s() - cpu_s)
+        self._sender.ask("discard")
+        return movement
+
+    def close(self) -> None:
+        for process in (self._receiver, self._sender):
+            if process is not None:
+                process.close()
+
+    def _cpu_s(self) -> float:
+        assert self._receiver is not None, "started with it"
+        return self._sender.cpu_s() + self._receiver.cpu_s()
+
+
+@contextmanager
+def local_server(folder: Path) -> Iterator[str]:
+    """A Redis-compatible server that keeps nothing on disk; its URL."""
+    server = find_server()
+    if server is None:
+        raise RuntimeError(ADVICE)
+    (port,) = free_ports(1)
+    command = [server, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+    process = subprocess.Popen([*command, "--appendonly", "no"], stdout=subprocess.DEVNULL)
+    try:
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        while not _answers(port):
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                raise RuntimeError(f"{server} does not answer")
+            time.sleep(0.02)
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(port: int) -> bool:
+    with redis.Redis(port=port, socket_timeout=1.0) as client:
+        try:
+            return bool(client.ping())
+        except redis.RedisError:
+            return False

@@ -1,0 +1,93 @@
+"""A process that does what it is told, line by line, and its owner's end. Needs the standard library alone.
+
+Both speak JSON: a question is {"do": verb, ...}, an answer any object; the first line of a process is its greeting.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from queue import Empty, Queue
+from typing import IO, Any
+
+_ANSWER_TIMEOUT_S = 120.0
+
+Answer = dict[str, Any]
+
+
+class Teller:
+    """The answers of this process. What libraries print goes to standard error instead."""
+
+    def __init__(self) -> None:
+        self._pipe: IO[str] = os.fdopen(os.dup(1), "w", buffering=1)
+        os.dup2(2, 1)
+
+    def tell(self, **answer: Any) -> None:
+        self._pipe.write(json.dumps(answer) + "\n")
+
+
+def serve(teller: Teller, verbs: Mapping[str, Callable[..., Answer]]) -> None:
+    """Until the owner closes the pipe, or ends."""
+    for line in sys.stdin:
+        question = json.loads(line)
+        teller.tell(**verbs[question.pop("do")](**question))
+
+
+def checksum(memory: "memoryview | bytearray") -> int:
+    """That the right bytes came, seen from outside."""
+    return zlib.crc32(memory)
+
+
+class Process:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+        )
+        self._command = " ".join(command[:4])
+        self._lines: Queue[str] = Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        self.greeting: Answer = {}
+
+    def greet(self) -> Answer:
+        self.greeting = self._answer()
+        return self.greeting
+
+    def ask(self, do: str, **question: Any) -> Answer:
+        assert self._process.stdin is not None, "asked for as a pipe"
+        self._process.stdin.write(json.dumps({"do": do, **question}) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None, "asked for as a pipe"
+        try:
+            self._process.stdin.close()
+            self._process.wait(10)
+        except (subprocess.TimeoutExpired, BrokenPipeError):
+            self._process.kill()
+            self._process.wait()
+
+    def cpu_s(self) -> float:
+        """User and system time of the process so far."""
+        with open(f"/proc/{self._process.pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def _answer(self) -> Answer:
+        try:
+            line = self._lines.get(timeout=_ANSWER_TIMEOUT_S)
+        except Empty:
+            line = ""
+        if not line:
+            raise RuntimeError(f"{self._command}: no answer; see its messages above")
+        answer: Answer = json.loads(line)
+        return answer
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None, "asked for as a pipe"
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
