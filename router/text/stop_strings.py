@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from kvasir.router.text.parts import overlap
+
 
 class StopStrings:
     """Passes text on, but keeps back what may yet become a stop string.
@@ -43,15 +45,9 @@ class StopStrings:
 
     def _num_undecided(self) -> int:
         """stops ['<end>'], held 'a <e' -> 2"""
-        return max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        return max((overlap(self._held, stop) for stop in self._stops), default=0)
 
     def _take(self, num_chars: int) -> str:
         text, shown = self._held[:num_chars], self._shown[:num_chars]
         self._held, self._shown = self._held[num_chars:], self._shown[num_chars:]
         return text if all(shown) else "".join(char for char, is_shown in zip(text, shown, strict=True) if is_shown)
-
-
-def _overlap(text: str, stop: str) -> int:
-    """How long an end of `text` is a beginning of `stop`, which is not in it as a whole."""
-    lengths = range(min(len(text), len(stop) - 1), 0, -1)
-    return next((length for length in lengths if text.endswith(stop[:length])), 0)

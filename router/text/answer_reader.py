@@ -1,0 +1,74 @@
+"""A choice's text to thoughts, content and calls."""
+
+from kvasir.router.text.parts import CallArguments, CallEnd, CallStart, Content, Part
+from kvasir.router.text.reasoning import ReasoningReader
+from kvasir.router.text.tools.format import ToolFormat
+
+
+class AnswerReader:
+    """Without a reader for thoughts, or one for calls, all is content."""
+
+    def __init__(
+        self, reasoning: ReasoningReader | None = None, tools: ToolFormat | None = None, *, one_call: bool = False
+    ) -> None:
+        self._reasoning = reasoning
+        self._tools = tools
+        self._one_call = one_call
+        self.num_complete_calls = 0
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self._reasoning is not None and not self._reasoning.is_over
+
+    @property
+    def is_done(self) -> bool:
+        """The only call that it may make is complete: what comes after is not the answer's any more."""
+        return self._one_call and self.num_complete_calls > 0
+
+    def push(self, text: str) -> list[Part]:
+        if self.is_done:
+            return []
+        thoughts: list[Part] = []
+        if self._reasoning is not None:
+            thoughts, text = self._reasoning.push(text)
+        return thoughts + self._read(text)
+
+    def flush(self, *, is_cut: bool) -> list[Part]:
+        """The text has ended; `is_cut`: by the limit of tokens."""
+        if self.is_done:
+            return []
+        thoughts: list[Part] = []
+        text = ""
+        if self._reasoning is not None:
+            thoughts, text = self._reasoning.flush(is_cut=is_cut)
+        parts = self._read(text)
+        if self._tools is not None:
+            parts += self._seen(self._tools.flush(is_cut=is_cut))
+        return thoughts + parts
+
+    def _read(self, text: str) -> list[Part]:
+        if not text:
+            return []
+        return [Content(text)] if self._tools is None else self._seen(self._tools.push(text))
+
+    def _seen(self, parts: list[Part]) -> list[Part]:
+        for number, part in enumerate(parts):
+            if isinstance(part, CallEnd):
+                self.num_complete_calls += 1
+                if self._one_call:
+                    return parts[: number + 1]
+        return parts
+
+
+def joined(parts: list[Part]) -> list[Part]:
+    """Neighbours of a kind as one: what a reader of the whole text sees."""
+    result: list[Part] = []
+    for part in parts:
+        last = result[-1] if result else None
+        if isinstance(part, CallArguments) and isinstance(last, CallArguments) and last.index == part.index:
+            result[-1] = CallArguments(part.index, last.text + part.text)
+        elif type(part) is type(last) and not isinstance(part, CallStart | CallEnd | CallArguments):
+            result[-1] = type(part)(last.text + part.text)  # type: ignore[union-attr]
+        else:
+            result.append(part)
+    return result
