@@ -1,38 +1,57 @@
 """How a block's values are packed on their way, and how they become the receiver's.
 
-    sender's values --encode--> payload (checksummed, travels) --decode--> receiver's values, in the receiver's dtype
+    sender's bytes --encode--> payload (checksummed, travels) --decode--> receiver's bytes, in the receiver's dtype
+
+    none        the bytes themselves, without a copy
+    lossless    byte planes and zstd: for links of a few Gbit/s and less
+    fp16        half of float32; values beyond +-65504 saturate
+    int8        a quarter of float32, with a scale for each token of each head: an error of half a scale
 
 A header says the codec and the sender's dtype, so the two sides need not agree beforehand. A block that went through a
 lossy codec, or that was computed in another dtype, is not what the receiver would have computed: it is not exact,
-and serves only the request that fetched it.
+and serves only the request that fetched it. All functions here are pure, and may run in any thread.
 """
 
 from dataclasses import replace
 
-import torch
+import numpy as np
 
 from kvasir.engine.types import KVLayout
-from kvasir.kernels.kv_codec import convert
+from kvasir.kv_connector import codec_packing
 from kvasir.kv_connector.base import CODEC_NONE, BlockHeader
+from kvasir.kv_connector.codec_packing import BadPayload, Bytes
 from kvasir.kv_connector.errors import BadFrame
 from kvasir.kv_connector.metrics import MissReason
 
-CODECS = (CODEC_NONE,)  # what a header may name
+CODECS = (CODEC_NONE, "lossless", "fp16", "int8")  # what a header may name
 DTYPES = ("float32", "bfloat16", "float16")
-_EXACT_CODECS = (CODEC_NONE,)
+STORED_FORMS = frozenset(f"{kind}-{dtype}" for kind in ("exact", "fp16", "int8") for dtype in DTYPES)
+
+payload_sizes = codec_packing.payload_sizes
 
 
 def encode(codec: str, payload: memoryview, layout: KVLayout) -> memoryview:
-    """`layout.bytes_per_block` bytes -> what travels. `none` gives the payload itself, without a copy."""
+    """`layout.bytes_per_block` bytes of a block -> what travels. `none` gives the payload itself, without a copy.
+
+    The block must not change meanwhile. ValueError for a codec that there is not.
+    """
     if codec == CODEC_NONE:
         return payload
-    raise ValueError(f"unknown codec {codec!r}; known are {', '.join(CODECS)}")
+    pack = {
+        "lossless": codec_packing.pack_lossless,
+        "fp16": codec_packing.pack_fp16,
+        "int8": codec_packing.pack_int8,
+    }.get(codec)
+    if pack is None:
+        raise ValueError(f"unknown codec {codec!r}; known are {', '.join(CODECS)}")
+    return pack(_aligned(payload), layout).data
 
 
 def decode(header: BlockHeader, payload: memoryview, into: KVLayout) -> memoryview:
     """A verified frame's payload -> exactly `into.bytes_per_block` bytes in the receiver's dtype.
 
-    Where nothing is to be done, that is the payload itself. BadFrame(CODEC) if it is not what the codec makes.
+    Where nothing is to be done, that is the payload itself. BadFrame(CODEC) if it is not what the codec makes of a
+    block; never takes more memory than a few blocks, whatever the payload claims.
     """
     if header.codec not in CODECS:
         raise BadFrame(MissReason.CODEC, f"unknown codec {header.codec!r}")
@@ -40,14 +59,19 @@ def decode(header: BlockHeader, payload: memoryview, into: KVLayout) -> memoryvi
         raise BadFrame(MissReason.LAYOUT, f"{header.layout} does not become {into}")
     if payload.nbytes not in payload_sizes(header.codec, header.layout):
         raise BadFrame(MissReason.CODEC, f"{header.codec} makes no payload of {payload.nbytes} bytes")
-    if header.layout.dtype == into.dtype:
+    if header.codec == CODEC_NONE and header.layout.dtype == into.dtype:
         return payload
-    return _bytes_of(convert(_values_of(payload, header.layout.dtype), getattr(torch, into.dtype)))
+    try:
+        values, dtype = _unpack(header.codec, _aligned(payload), header.layout)
+    except BadPayload as error:
+        raise BadFrame(MissReason.CODEC, f"{header.codec}: {error}") from error
+    return codec_packing.as_dtype(values, dtype, into.dtype).data
 
 
 def is_exact(codec: str, sender: KVLayout, into: KVLayout) -> bool:
     """Whether a decoded block is, bit by bit, what a node of layout `into` computes."""
-    return codec in _EXACT_CODECS and sender.dtype == into.dtype
+    loses_nothing = codec in (CODEC_NONE, "lossless") or (codec, sender.dtype) == ("fp16", "float16")
+    return loses_nothing and sender.dtype == into.dtype
 
 
 def is_convertible(sender: KVLayout, into: KVLayout) -> bool:
@@ -55,13 +79,8 @@ def is_convertible(sender: KVLayout, into: KVLayout) -> bool:
     return sender.dtype in DTYPES and replace(sender, dtype=into.dtype) == into
 
 
-def payload_sizes(codec: str, layout: KVLayout) -> range:
-    """How many bytes a block can have when it travels, by what is known before it is read."""
-    return range(layout.bytes_per_block, layout.bytes_per_block + 1)
-
-
 def max_payload_bytes(layout: KVLayout) -> int:
-    """The most that one block can have, whatever dtype and codec the other side has chosen."""
+    """The most that one block can have on its way, whatever dtype and codec the other side has chosen."""
     return max(payload_sizes(codec, replace(layout, dtype=dtype))[-1] for codec in CODECS for dtype in DTYPES)
 
 
@@ -71,12 +90,19 @@ def stored_as(codec: str, layout: KVLayout) -> str:
     return f"{kind}-{layout.dtype}"
 
 
-STORED_FORMS = frozenset(f"{kind}-{dtype}" for kind in ("exact", "fp16", "int8") for dtype in DTYPES)
+def _unpack(codec: str, payload: Bytes, layout: KVLayout) -> tuple[Bytes, str]:
+    """The values, and the dtype that they have now."""
+    match codec:
+        case "lossless":
+            return codec_packing.unpack_lossless(payload, layout), layout.dtype
+        case "fp16":
+            return codec_packing.unpack_fp16(payload, layout), "float16"
+        case "int8":
+            return codec_packing.unpack_int8(payload, layout), "float32"
+    return payload, layout.dtype
 
 
-def _values_of(payload: memoryview, dtype: str) -> torch.Tensor:
-    return torch.frombuffer(payload, dtype=getattr(torch, dtype))
-
-
-def _bytes_of(values: torch.Tensor) -> memoryview:
-    return values.view(torch.uint8).numpy().data
+def _aligned(payload: memoryview) -> Bytes:
+    """What comes out of the middle of a buffer may lie anywhere; values may not."""
+    data = np.frombuffer(payload, np.uint8)
+    return data if data.ctypes.data % 4 == 0 else data.copy()

@@ -53,6 +53,11 @@ def compiled(function: _Function) -> _Function:
     return cast(_Function, numba.njit(**options)(function))
 
 
+def strict(function: _Function) -> _Function:
+    """A helper of a loop whose results must be the same on every machine, to the last bit."""
+    return cast(_Function, numba.njit(nogil=True, cache=True, error_model="numpy")(function))
+
+
 def loop(function: Callable[[Any], None]) -> Loop:
     """What `threads.launch` can start: it gets [counter, arguments...], 64 bits each."""
     signature = types.void(types.CPointer(types.int64))
@@ -76,6 +81,10 @@ def _pointer_to(element: Any) -> Callable[..., Any]:
 _float32_pointer = _pointer_to(types.float32)
 _int32_pointer = _pointer_to(types.int32)
 _int64_pointer = _pointer_to(types.int64)
+_int8_pointer = _pointer_to(types.int8)
+_uint8_pointer = _pointer_to(types.uint8)
+_uint16_pointer = _pointer_to(types.uint16)
+_uint32_pointer = _pointer_to(types.uint32)
 
 
 @compiled
@@ -91,6 +100,26 @@ def int32_array(address: Any, shape: Any) -> Any:
 @compiled
 def int64_array(address: Any, shape: Any) -> Any:
     return carray(_int64_pointer(address), shape)
+
+
+@compiled
+def int8_array(address: Any, shape: Any) -> Any:
+    return carray(_int8_pointer(address), shape)
+
+
+@compiled
+def uint8_array(address: Any, shape: Any) -> Any:
+    return carray(_uint8_pointer(address), shape)
+
+
+@compiled
+def uint16_array(address: Any, shape: Any) -> Any:
+    return carray(_uint16_pointer(address), shape)
+
+
+@compiled
+def uint32_array(address: Any, shape: Any) -> Any:
+    return carray(_uint32_pointer(address), shape)
 
 
 @compiled

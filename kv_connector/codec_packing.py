@@ -1,0 +1,174 @@
+"""The packings that codecs are made of: what travels instead of a block's own bytes.
+
+    lossless    tag | length of each plane, 4 bytes little-endian | planes, each as a zstd frame, or as it is
+    fp16        tag | values as float16
+    int8        tag | scales as float32 [R] | values as int8 [R, D]        R: layers, keys and values, heads, tokens
+
+The tag says the codec once more, so that no payload is ever taken for another codec's. Each token of each head has
+its own scale, so what lies behind the last valid token of a block changes nothing before it.
+"""
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from kvasir.engine.types import KVLayout
+from kvasir.kernels.kv_codec import convert, dequantize, merge_planes, quantize, split_planes
+
+Bytes = NDArray[np.uint8]
+
+TAG_BYTES = 8
+_TAGS = {"lossless": b"kvc-zstd", "fp16": b"kvc-fp16", "int8": b"kvc-int8"}
+_MAX_WINDOW_BYTES = 1 << 23
+_local = threading.local()  # compressors may not be shared between threads
+
+
+class BadPayload(ValueError):
+    """These bytes are not what the codec makes of a block."""
+
+
+def bytes_of(layout: KVLayout, dtype: str | None = None) -> int:
+    """Of a block's values, in the layout's dtype or another."""
+    return num_values(layout) * (4 if (dtype or layout.dtype) == "float32" else 2)
+
+
+def num_values(layout: KVLayout) -> int:
+    return num_rows(layout) * layout.head_dim
+
+
+def num_rows(layout: KVLayout) -> int:
+    """One for the key, and one for the value, of each token of each head of each layer."""
+    return 2 * layout.num_layers * layout.num_kv_heads * layout.block_size
+
+
+def pack_lossless(values: Bytes, layout: KVLayout) -> Bytes:
+    """The bytes of rank k of all values together: exponents shrink to a third, the rest is noise and stays."""
+    planes = np.empty((bytes_of(layout) // num_values(layout), num_values(layout)), np.uint8)
+    split_planes(values, planes)
+    packed = [_shrink(plane) for plane in planes]
+    lengths = np.array([len(plane) for plane in packed], "<u4")
+    parts = [_tag("lossless"), lengths.view(np.uint8), *packed]
+    return np.concatenate(parts)
+
+
+def unpack_lossless(payload: Bytes, layout: KVLayout) -> Bytes:
+    """-> the sender's values, in its dtype"""
+    width, size = bytes_of(layout) // num_values(layout), num_values(layout)
+    body = _without_tag("lossless", payload)
+    lengths = [int(length) for length in body[: 4 * width].view("<u4")]
+    if sum(lengths) != len(body) - 4 * width:
+        raise BadPayload(f"planes of {lengths} bytes in {len(body) - 4 * width}")
+    planes = np.empty((width, size), np.uint8)
+    start = 4 * width
+    for plane, length in zip(planes, lengths, strict=True):
+        plane[:] = _expand(body[start : start + length], size)
+        start += length
+    values = np.empty(width * size, np.uint8)
+    merge_planes(planes, values)
+    return values
+
+
+def pack_fp16(values: Bytes, layout: KVLayout) -> Bytes:
+    """Finite values beyond float16 saturate at its largest."""
+    payload = _tagged("fp16", bytes_of(layout, "float16"))
+    convert(values, layout.dtype, payload[TAG_BYTES:], "float16")
+    return payload
+
+
+def unpack_fp16(payload: Bytes, layout: KVLayout) -> Bytes:
+    """-> values in float16"""
+    return _without_tag("fp16", payload)
+
+
+def pack_int8(values: Bytes, layout: KVLayout) -> Bytes:
+    payload = _tagged("int8", 4 * num_rows(layout) + num_values(layout))
+    scales, quantized = _scales_and_values(payload[TAG_BYTES:], layout)
+    quantize(as_dtype(values, layout.dtype, "float32"), layout.head_dim, scales, quantized)
+    return payload
+
+
+def unpack_int8(payload: Bytes, layout: KVLayout) -> Bytes:
+    """-> values in float32"""
+    scales, quantized = _scales_and_values(_without_tag("int8", payload), layout)
+    values = np.empty(bytes_of(layout, "float32"), np.uint8)
+    dequantize(scales, quantized, layout.head_dim, values)
+    return values
+
+
+def payload_sizes(codec: str, layout: KVLayout) -> range:
+    """How many bytes a block can have on its way, by what is known before it is read."""
+    if codec == "lossless":
+        width = bytes_of(layout) // num_values(layout)
+        return range(TAG_BYTES + 5 * width, TAG_BYTES + 4 * width + bytes_of(layout) + 1)
+    size = {
+        "none": bytes_of(layout),
+        "fp16": TAG_BYTES + bytes_of(layout, "float16"),
+        "int8": TAG_BYTES + 4 * num_rows(layout) + num_values(layout),
+    }[codec]
+    return range(size, size + 1)
+
+
+def as_dtype(values: Bytes, dtype: str, wanted: str) -> Bytes:
+    """The values themselves where that is their dtype."""
+    if dtype == wanted:
+        return values
+    out = np.empty(len(values) // _WIDTHS[dtype] * _WIDTHS[wanted], np.uint8)
+    convert(values, dtype, out, wanted)
+    return out
+
+
+_WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def _scales_and_values(body: Bytes, layout: KVLayout) -> Sequence[Bytes]:
+    return body[: 4 * num_rows(layout)], body[4 * num_rows(layout) :]
+
+
+def _tag(codec: str) -> Bytes:
+    return np.frombuffer(_TAGS[codec], np.uint8)
+
+
+def _tagged(codec: str, num_bytes: int) -> Bytes:
+    payload = np.empty(TAG_BYTES + num_bytes, np.uint8)
+    payload[:TAG_BYTES] = _tag(codec)
+    return payload
+
+
+def _without_tag(codec: str, payload: Bytes) -> Bytes:
+    if bytes(payload[:TAG_BYTES]) != _TAGS[codec]:
+        raise BadPayload(f"begins with {bytes(payload[:TAG_BYTES])!r}, wanted {_TAGS[codec]!r}")
+    return payload[TAG_BYTES:]
+
+
+def _shrink(plane: Bytes) -> Bytes:
+    """A zstd frame; the plane itself where that is no shorter."""
+    if not hasattr(_local, "compressor"):
+        # Level 1, but that repeats are looked for in no earnest: exponents have few values and no order. So their
+        # entropy coder is all that runs: twice as fast, and a tenth shorter than with what the level looks for.
+        parameters = zstandard.ZstdCompressionParameters.from_level(
+            1, window_log=19, hash_log=6, min_match=7, strategy=zstandard.STRATEGY_FAST, write_checksum=False
+        )
+        _local.compressor = zstandard.ZstdCompressor(compression_params=parameters)
+    frame = _local.compressor.compress(plane.data)
+    return np.frombuffer(frame, np.uint8) if len(frame) < len(plane) else plane
+
+
+def _expand(packed: Bytes, size: int) -> Bytes:
+    """Exactly `size` bytes; a frame that says or holds anything else is refused before memory is taken for it."""
+    if len(packed) == size:
+        return packed
+    if not hasattr(_local, "decompressor"):
+        _local.decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
+    try:
+        frame = zstandard.get_frame_parameters(packed.data)
+        if frame.content_size != size or frame.window_size > _MAX_WINDOW_BYTES:
+            raise BadPayload(f"a frame of {frame.content_size} bytes in a window of {frame.window_size}, wanted {size}")
+        plane = _local.decompressor.decompress(packed.data, max_output_size=size, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise BadPayload(str(error)) from error
+    if len(plane) != size:
+        raise BadPayload(f"{len(plane)} bytes, wanted {size}")
+    return np.frombuffer(plane, np.uint8)
