@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from kvasir.common.metrics import ITL_BUCKETS_S, LATENCY_BUCKETS_S, TOKEN_BUCKETS, TTFT_BUCKETS_S, Metrics
+from kvasir.router.recent import Recent
 
 Clock = Callable[[], float]
 
@@ -14,6 +15,7 @@ OUTCOMES = ("stop", "length", "abort", "error", "invalid", "overloaded")
 class RouterMetrics:
     def __init__(self, metrics: Metrics, clock: Clock = time.monotonic) -> None:
         self.clock = clock
+        self.recent = Recent(clock)
         self._num_in_flight = 0
         self.started = metrics.counter("kvasir:router_requests_started", "Generation requests received.", ["endpoint"])
         self.ended = metrics.counter(
@@ -86,13 +88,20 @@ class RequestRecord:
         now = self._metrics.clock()
         if not self._choice_times_s:
             self._metrics.ttft_s(now - self._arrived_s)
+            self._metrics.recent.first_token(now - self._arrived_s)
         first_s, last_s = self._choice_times_s.get(choice, (now, now))
         if choice in self._choice_times_s:
             for _ in range(num_tokens):
                 self._metrics.itl_s((now - last_s) / num_tokens)
+                self._metrics.recent.gap((now - last_s) / num_tokens)
         self._choice_times_s[choice] = (first_s, now)
         self._num_tokens[choice] = self._num_tokens.get(choice, 0) + num_tokens
         self._metrics.generation_tokens(num_tokens)
+        self._metrics.recent.tokens(num_tokens)
+
+    def served(self, response_id: str, node: str) -> None:
+        """`node` gave tokens of the answer that the client knows by this id."""
+        self._metrics.recent.served(response_id, node)
 
     def end(self, outcome: str) -> None:
         if self._has_ended:

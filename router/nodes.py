@@ -42,6 +42,9 @@ class NodeLoad:
     num_waiting: int
     num_free_blocks: int  # free, or held by the prefix cache alone
     num_queued_tokens: int  # prompt tokens accepted and not computed yet
+    num_leased_blocks: int = 0  # computed for others, not fetched yet
+    prefill_tokens_per_s: float = 0.0  # measured there; 0: nothing yet
+    decode_step_s: float = 0.0
 
 
 def pairing_refusal(newcomer: NodeInfo, member: NodeInfo) -> str:

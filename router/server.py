@@ -16,6 +16,7 @@ from kvasir.router.config import RouterConfig
 from kvasir.router.http_server import running_http_server
 from kvasir.router.metrics import RouterMetrics
 from kvasir.router.openai.api import OpenAIApi
+from kvasir.router.page.routes import add_page
 from kvasir.router.text.chat_template import ChatTemplate, find_template
 from kvasir.router.text.tokenizer import TextTokenizer
 
@@ -44,6 +45,7 @@ async def serve(config: RouterConfig) -> None:
             max_logprobs=config.max_logprobs,
         )
         app = create_app(api, cluster.dispatcher, ApiKeys(config.api_key), metrics, router_metrics)
+        add_page(app, cluster.pool, router_metrics.recent, lambda: cluster.queue.num_waiting)
         async with running_http_server(app, config.host, config.port, config.shutdown_grace_s) as server:
             stop.on_second = server.hurry
             log.info("serving %s on http://%s:%d", ", ".join(names), config.host, server.port)

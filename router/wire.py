@@ -142,6 +142,9 @@ def load_from_proto(message: common_pb2.NodeLoad) -> NodeLoad:
         num_waiting=message.num_waiting,
         num_free_blocks=message.num_free_blocks,
         num_queued_tokens=message.num_queued_tokens,
+        num_leased_blocks=message.num_leased_blocks,
+        prefill_tokens_per_s=message.prefill_tokens_per_s,
+        decode_step_s=message.decode_step_s,
     )
 
 

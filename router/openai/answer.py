@@ -138,6 +138,7 @@ async def recorded(
                     record.prompt(sum(envelope.prompt_lengths), delta.num_cached_tokens or 0)
                     seen = True
                 record.tokens(delta.index, len(delta.token_ids))
+                record.served(envelope.response_id, delta.served_by)
                 if delta.finish_reason is not None:
                     reasons.add(delta.finish_reason)
                 yield delta

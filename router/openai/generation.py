@@ -24,6 +24,7 @@ class ChoiceDelta:
     logprobs: tuple[PositionLogprobs, ...]
     finish_reason: str | None
     num_cached_tokens: int | None
+    served_by: str = ""  # address of the node that sampled these tokens
 
 
 async def generate_choice(
@@ -63,6 +64,7 @@ def _read(delta: TokenDelta, text: TextStream, index: int) -> ChoiceDelta:
         logprobs=delta.logprobs[:num_taken],
         finish_reason=finish_reason,
         num_cached_tokens=delta.num_cached_tokens,
+        served_by=delta.served_by,
     )
 
 

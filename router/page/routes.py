@@ -1,0 +1,87 @@
+"""The page for people at `/`: a chat, and a live picture of the cluster. Static files, and one JSON document."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.resources import files
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kvasir.router.openai.errors import HttpError, error_response, json_response
+from kvasir.router.pool import Node, NodePool
+from kvasir.router.recent import Recent
+
+_MEDIA_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "mjs": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+# What the model writes is shown as HTML: nothing in it may run, load, or call anywhere else.
+_HEADERS = {
+    "content-security-policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+def add_page(app: FastAPI, pool: NodePool, recent: Recent, num_waiting: Callable[[], int]) -> None:
+    assets = _read_assets()
+
+    async def asset(request: Request) -> Response:
+        name = request.path_params.get("name", "index.html")
+        if name not in assets:
+            return error_response(HttpError(404, f"there is no {request.method} {request.url.path}", "unknown_route"))
+        return Response(assets[name], headers=_HEADERS | {"content-type": _MEDIA_TYPES[name.rpartition(".")[2]]})
+
+    async def cluster(request: Request) -> Response:
+        """`?answer=ID` adds which nodes gave the tokens of that answer."""
+        content: dict[str, Any] = {
+            "num_waiting": num_waiting(),
+            "nodes": [_describe(node) for node in pool.nodes()],
+            "latencies": [asdict(one) for one in recent.latencies()],
+        }
+        if answer := request.query_params.get("answer"):
+            content["served_by"] = recent.served_by(answer)
+        return json_response(content)
+
+    app.add_route("/", asset, methods=["GET"], include_in_schema=False)
+    app.add_route("/page/{name:path}", asset, methods=["GET"], include_in_schema=False)
+    app.add_route("/cluster", cluster, methods=["GET"])
+
+
+def _read_assets() -> dict[str, bytes]:
+    """All that may be asked for, by name; no path is ever made of what a client sent."""
+    static = files("kvasir.router.page") / "static"
+    folders = {"": static, "vendor/": static / "vendor"}
+    return {
+        prefix + file.name: file.read_bytes()
+        for prefix, folder in folders.items()
+        for file in folder.iterdir()
+        if file.is_file() and file.name.rpartition(".")[2] in _MEDIA_TYPES
+    }
+
+
+def _describe(node: Node) -> dict[str, Any]:
+    info, load, view = node.info, node.load, node.view()
+    return {
+        "address": info.address,
+        "role": info.role.value,
+        "connector": info.connector,
+        "is_draining": node.is_draining,
+        "num_seats_taken": view.num_seats_taken,
+        "max_num_seqs": info.max_num_seqs,
+        "num_running": load.num_running,
+        "num_waiting": load.num_waiting,
+        "num_queued_tokens": view.num_queued_tokens,
+        "num_free_blocks": view.num_free_blocks,
+        "num_total_blocks": info.num_total_blocks,
+        "num_leased_blocks": load.num_leased_blocks,
+        "prefill_tokens_per_s": load.prefill_tokens_per_s,
+        "decode_step_s": load.decode_step_s,
+    }
