@@ -15,6 +15,8 @@ _BUILT_IN = {
     "tcp": "kvasir.kv_connector.tcp:TcpConnector",
     "redis": "kvasir.kv_connector.redis:RedisConnector",
     "shared_storage": "kvasir.kv_connector.shared_storage:SharedStorageConnector",
+    "nixl": "kvasir.kv_connector.nixl:NixlConnector",
+    "mooncake": "kvasir.kv_connector.mooncake:MooncakeConnector",
 }
 
 

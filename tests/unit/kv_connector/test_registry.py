@@ -14,7 +14,7 @@ def test_connectors_by_name_and_by_path() -> None:
 
 
 def test_an_unknown_name_lists_the_choices() -> None:
-    with pytest.raises(ValueError, match="unknown connector 'rdma'; choose one of memory, redis, shared_storage, tcp"):
+    with pytest.raises(ValueError, match="unknown connector 'rdma'; choose one of memory, mooncake, nixl, redis, "):
         open_connector(ConnectorSettings(name="rdma"))
 
 

@@ -1,0 +1,108 @@
+"""What nixl and mooncake have in common: a receiver reads blocks out of the sender's memory by itself.
+
+The sender's Python takes no part in moving the payload. It lends blocks over a small connection beside it
+(`one_sided_protocol.py`), with their headers, for a time that both sides know; the receiver's engine reads them into a
+staging buffer, and says that it is done. What was staged is checked and copied by the core as any other frame is, so
+that a read that comes late touches no block of the cache. A read cannot be called back: a receiver throws away what it
+has not read within the loan, and a sender has its blocks back at the loan's end, however silent the receiver is.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+from typing import Literal
+
+from kvasir.common.errors import KVTransferError
+from kvasir.kv_connector import one_sided_protocol as protocol
+from kvasir.kv_connector.base import BlockKey, BlockSource, Frame, Ticket
+from kvasir.kv_connector.one_sided_engine import Pool, ReadEngine
+from kvasir.kv_connector.one_sided_link import Link
+from kvasir.kv_connector.one_sided_server import LoanServer
+from kvasir.kv_connector.settings import ConnectorSettings
+from kvasir.kv_connector.staging import SetAside
+
+_CLOSE_TIMEOUT_S = 5.0
+_LET_GO_TIMEOUT_S = 2.0
+
+
+class OneSidedConnector:
+    """To be subclassed with a name, and an engine made in `__init__`."""
+
+    name: str
+    is_store: Literal[False] = False
+
+    def __init__(self, settings: ConnectorSettings, engine: ReadEngine) -> None:
+        if not settings.secret and not protocol.is_loopback(settings.listen_host):
+            raise ValueError(f"listening on {settings.listen_host} needs the cluster's secret")
+        self._settings = settings
+        self._engine = engine
+        self._server: LoanServer | None = None
+        self._port = 0
+        self._max_payload_bytes = 0
+        self._links: dict[str, tuple[Link, asyncio.Task[None]]] = {}
+        self._set_aside = SetAside()
+
+    async def open(self, source: BlockSource, max_payload_bytes: int) -> None:
+        self._max_payload_bytes = max_payload_bytes
+        pool = None if source.pool is None else Pool.of(source.pool)
+        description = await asyncio.to_thread(self._engine.open, pool)
+        self._server = LoanServer(source, pool, description, self._settings)
+        self._port = await self._server.start()
+
+    async def close(self) -> None:
+        for link, connecting in self._links.values():
+            connecting.cancel()
+            link.close("this node closes")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await asyncio.gather(*(link.ended.wait() for link, _ in self._links.values()))
+        if self._server is not None:
+            await self._server.close()
+            await asyncio.to_thread(self._engine.close)
+            self._server.take_all_back()
+
+    @property
+    def endpoint(self) -> str:
+        host = self._settings.advertise_host or self._settings.listen_host
+        return f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
+
+    async def fetch(self, ticket: Ticket, keys: Sequence[BlockKey]) -> AsyncGenerator[tuple[BlockKey, Frame | None]]:
+        if not ticket.endpoints:
+            raise KVTransferError(f"ticket {ticket.transfer_id} names no endpoint")
+        link = await self._link(ticket.endpoints[0].address)
+        async with aclosing(link.fetch(ticket.transfer_id, keys)) as frames:
+            async for item in frames:
+                yield item
+
+    async def release(self, ticket: Ticket) -> None:
+        await self._say(ticket, protocol.RELEASE)
+
+    async def keep_alive(self, ticket: Ticket) -> None:
+        await self._say(ticket, protocol.KEEP_ALIVE)
+
+    async def _say(self, ticket: Ticket, word: bytes) -> None:
+        """To everyone who holds a part of it, unless they are lost."""
+        for endpoint in ticket.endpoints:
+            known = self._links.get(endpoint.address)
+            if known is None or not known[0].why_lost:
+                (await self._link(endpoint.address)).say(word, ticket.transfer_id.encode())
+
+    async def _link(self, address: str) -> Link:
+        """A live link: the one that all transfers from there share, or a new one."""
+        while (known := self._links.get(address)) and known[0].why_lost:
+            # Two links of one engine to one peer would share a fate.
+            try:
+                async with asyncio.timeout(_LET_GO_TIMEOUT_S):
+                    await known[0].ended.wait()
+            except TimeoutError:
+                raise KVTransferError(f"{known[0].why_lost}, and is still being let go of") from None
+            if self._links.get(address) is known:
+                del self._links[address]
+        if address not in self._links:
+            link = Link(address, self._engine, self._settings, self._max_payload_bytes, self._set_aside)
+            connecting = asyncio.create_task(link.connect())
+            connecting.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if only by us
+            self._links[address] = link, connecting
+        link, connecting = self._links[address]
+        await asyncio.shield(connecting)
+        return link

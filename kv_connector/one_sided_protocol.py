@@ -1,0 +1,119 @@
+"""What the two ends of a one-sided connector say to each other, beside the engine that moves the payloads.
+
+    receiver                                sender
+    HELLO nonce                        -->
+                                       <--  CHALLENGE nonce, proof            the sender proves itself first
+    ANSWER proof                       -->
+                                       <--  WELCOME engine, pool, loan
+    FETCH request, transfer, key ...   -->
+                                       <--  LENT request, index, header, block     one of these for each key:
+                                            INLINE request, index, header, payload      it is not in the pool
+                                            ABSENT request, index
+    DONE request                       -->                                    what was lent has been read
+    RELEASE transfer | KEEP_ALIVE transfer -->
+
+A message is its length, and fields with their lengths, all of 4 bytes, little-endian. The secret itself never travels.
+The proofs keep strangers out; they do not hide or sign what follows, and the engine's traffic knows nothing of them.
+"""
+
+import asyncio
+import hmac
+import ipaddress
+import struct
+
+from kvasir.common.errors import KVTransferError
+from kvasir.kv_connector.header import MAX_HEADER_BYTES
+
+HELLO = b"H"
+CHALLENGE = b"C"
+ANSWER = b"A"
+WELCOME = b"W"
+FETCH = b"F"
+LENT = b"L"
+INLINE = b"I"
+ABSENT = b"N"
+DONE = b"D"
+RELEASE = b"R"
+KEEP_ALIVE = b"K"
+
+NONCE_BYTES = 32
+MAX_STRANGER_BYTES = 256  # of a message of somebody who has proved nothing yet
+MAX_KEYS_PER_FETCH = 512
+MAX_REQUEST_BYTES = 1 << 16
+MAX_ENGINE_BYTES = 1 << 20
+HANDSHAKE_TIMEOUT_S = 2.0
+
+_SENDER = b"kvasir-kv-lender"
+_RECEIVER = b"kvasir-kv-reader"
+_NUMBER = struct.Struct("<I")
+_MAX_FIELDS = MAX_KEYS_PER_FETCH + 8
+
+POOL = struct.Struct("<QQQ")  # address, bytes of a block, blocks
+LOAN_S = struct.Struct("<d")
+
+
+class BadMessage(KVTransferError):
+    """The other side does not speak as it should: the connection is of no more use."""
+
+
+def max_answer_bytes(max_payload_bytes: int) -> int:
+    return max(max_payload_bytes + MAX_HEADER_BYTES, MAX_ENGINE_BYTES) + MAX_STRANGER_BYTES
+
+
+def sender_proof(secret: str, receiver_nonce: bytes, sender_nonce: bytes) -> bytes:
+    return hmac.digest(secret.encode(), _SENDER + receiver_nonce + sender_nonce, "sha256")
+
+
+def receiver_proof(secret: str, receiver_nonce: bytes, sender_nonce: bytes) -> bytes:
+    return hmac.digest(secret.encode(), _RECEIVER + receiver_nonce + sender_nonce, "sha256")
+
+
+def number(value: int) -> bytes:
+    return _NUMBER.pack(value)
+
+
+def to_number(field: bytes) -> int:
+    if len(field) != _NUMBER.size:
+        raise BadMessage(f"a number of {len(field)} bytes")
+    return int(_NUMBER.unpack(field)[0])
+
+
+def write(writer: asyncio.StreamWriter, *fields: bytes | memoryview) -> None:
+    """Never waits; `fields` are of bytes, and have been copied when this returns."""
+    parts: list[bytes | memoryview] = [b""]
+    for field in fields:
+        parts += [number(len(field)), field]
+    parts[0] = number(sum(map(len, parts)))
+    writer.write(b"".join(parts))
+
+
+async def read(reader: asyncio.StreamReader, max_bytes: int) -> list[bytes]:
+    """The next message. Nothing is allocated before its length is seen to be allowed."""
+    try:
+        length = to_number(await reader.readexactly(_NUMBER.size))
+        if length > max_bytes:
+            raise BadMessage(f"a message of {length} bytes, at most {max_bytes} are allowed")
+        return _fields(memoryview(await reader.readexactly(length)))
+    except (OSError, EOFError) as error:
+        raise KVTransferError("the connection has ended") from error
+
+
+def _fields(message: memoryview) -> list[bytes]:
+    fields: list[bytes] = []
+    while message:
+        length = to_number(bytes(message[: _NUMBER.size]))
+        end = _NUMBER.size + length
+        if end > len(message) or len(fields) == _MAX_FIELDS:
+            raise BadMessage("a message whose fields do not fit it")
+        fields.append(bytes(message[_NUMBER.size : end]))
+        message = message[end:]
+    if not fields:
+        raise BadMessage("an empty message")
+    return fields
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
