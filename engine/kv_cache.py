@@ -26,12 +26,15 @@ class KVCache:
 
     @property
     def pool(self) -> memoryview | None:
-        """All blocks, one behind the other; None where they do not lie in host memory."""
+        """[N, bytes of a block], of bytes; None where the blocks do not lie in host memory."""
         return pool_bytes(self.data) if self.data.device.type == "cpu" else None
 
     def read(self, block_id: BlockId) -> memoryview:
         """The block's bytes; on a CPU the cache's own memory, without a copy."""
         return block_bytes(self.data, block_id)
+
+    def copy(self, source: BlockId, target: BlockId) -> None:
+        self.data[target].copy_(self.data[source])
 
     def write(self, block_id: BlockId, payload: memoryview) -> None:
         """Fill the block with exactly `layout.bytes_per_block` bytes."""

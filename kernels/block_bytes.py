@@ -13,8 +13,8 @@ def block_bytes(kv_cache: Tensor, block: int) -> memoryview:
 
 
 def pool_bytes(kv_cache: Tensor) -> memoryview:
-    """kv_cache [N, ...], contiguous, on a CPU -> its own memory, all of it."""
-    return kv_cache.view(-1).view(torch.uint8).numpy().data
+    """kv_cache [N, ...], contiguous, on a CPU -> its own memory, all of it, as [N, bytes of a block]."""
+    return kv_cache.view(len(kv_cache), -1).view(torch.uint8).numpy().data
 
 
 def write_block_bytes(kv_cache: Tensor, block: int, payload: memoryview) -> None:

@@ -73,7 +73,7 @@ class BlockMemory(Protocol):
 
     @property
     def pool(self) -> memoryview | None:
-        """All blocks, one behind the other, of bytes; None where they do not lie in host memory."""
+        """[blocks, bytes of a block], contiguous, of bytes; None where the blocks do not lie in host memory."""
         ...
 
     def read(self, block_id: BlockId) -> memoryview:

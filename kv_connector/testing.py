@@ -28,11 +28,16 @@ class ArrayMemory:
     def __init__(self, layout: KVLayout, num_blocks: int, seed: int = 0) -> None:
         self.layout = layout
         self.writes: Counter[BlockId] = Counter()
-        self.pool = memoryview(bytearray(random.Random(seed).randbytes(num_blocks * layout.bytes_per_block)))
+        self._bytes = memoryview(bytearray(random.Random(seed).randbytes(num_blocks * layout.bytes_per_block)))
+
+    @property
+    def pool(self) -> memoryview:
+        size = self.layout.bytes_per_block
+        return self._bytes.cast("B", shape=(self._bytes.nbytes // size, size))
 
     def read(self, block_id: BlockId) -> memoryview:
         size = self.layout.bytes_per_block
-        return self.pool[block_id * size : (block_id + 1) * size]
+        return self._bytes[block_id * size : (block_id + 1) * size]
 
     def write(self, block_id: BlockId, payload: memoryview) -> None:
         self.writes[block_id] += 1

@@ -1,11 +1,12 @@
 """A model that needs no tensors, yet really writes and reads a KV cache."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvasir.engine.types import BlockId, KVLayout, RequestId, Sampled, StepPlan
+from kvasir.engine.types import BlockId, KVLayout, PositionLogprobs, RequestId, Sampled, StepPlan
 
 VOCAB_SIZE = 1000
 _MASK = 2**64 - 1
@@ -55,6 +56,11 @@ def fake_tokens(token_ids: Sequence[int], num_tokens: int, seed: int = 0) -> lis
     return tokens[len(token_ids) :]
 
 
+def fake_score(prompt: Sequence[int], position: int) -> PositionLogprobs:
+    """Of the prompt's token at that position."""
+    return PositionLogprobs(((prompt[position], -1.0 - position),), rank=position)
+
+
 class FakeModelRunner:
     """Deterministic. A lost, misplaced, stale or missing block changes everything that follows it.
 
@@ -73,11 +79,17 @@ class FakeModelRunner:
         for chunk in plan.chunks:
             request = chunk.request
             digest = self._compute(request.block_table, request.token_ids[: chunk.end], chunk.start)
-            if chunk.samples:
-                token_id = _next_token(digest, chunk.end, request.sampling.seed)
-                is_finite = request.request_id not in self.non_finite
-                sampled[request.request_id] = Sampled((token_id,), is_finite=is_finite)
+            for one in chunk.samplers:
+                token_id = _next_token(digest, chunk.end, one.sampling.seed)
+                sampled[one.request_id] = Sampled((token_id,), is_finite=request.request_id not in self.non_finite)
+            if chunk.scored:
+                logprobs = tuple(fake_score(request.prompt_token_ids, position + 1) for position in chunk.scored)
+                mine = sampled.get(request.request_id, Sampled())
+                sampled[request.request_id] = replace(mine, prompt_logprobs=logprobs)
         return sampled
+
+    def copy_block(self, source: BlockId, target: BlockId) -> None:
+        self.kv[target] = self.kv[source]
 
     def _compute(self, block_table: list[BlockId], token_ids: list[int], start: int) -> int:
         block_size = self.kv.shape[1]
@@ -101,7 +113,7 @@ class FakeBlockMemory:
 
     @property
     def pool(self) -> memoryview:
-        return memoryview(self._kv.reshape(-1)).cast("B")
+        return self._kv.view(np.uint8).reshape(len(self._kv), -1).data
 
     def read(self, block_id: BlockId) -> memoryview:
         return memoryview(self._kv[block_id]).cast("B")

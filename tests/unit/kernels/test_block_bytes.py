@@ -38,7 +38,6 @@ def test_a_payload_of_another_size_is_refused(num_bytes: int) -> None:
 def test_the_pool_is_its_blocks_one_behind_the_other() -> None:
     cache = torch.randn(3, 2, 4)
     pool = pool_bytes(cache)
-    assert pool.nbytes == cache.nbytes
-    assert pool[32:64] == block_bytes(cache, 1)
+    assert pool.shape == (3, 32)
     cache[2] = 7
-    assert pool[64:].cast("f").tolist() == [7] * 8
+    assert pool.tolist() == [list(block_bytes(cache, block)) for block in range(3)]
