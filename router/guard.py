@@ -35,8 +35,8 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             await send(message)
 
-        if not self._keys.allow(scope["path"], headers.get("authorization")):
-            await error_response(_unauthorized())(scope, receive, send_with_id)
+        if not self._keys.allow(scope["path"], headers):
+            await error_response(_unauthorized(scope["path"]))(scope, receive, send_with_id)
             return
         try:
             await self._app(scope, receive, send_with_id)
@@ -52,6 +52,8 @@ def _request_id(given: str | None) -> str:
     return uuid.uuid4().hex
 
 
-def _unauthorized() -> HttpError:
+def _unauthorized(path: str) -> HttpError:
+    """For the page, the browser asks its user: any name, and the key as password."""
     message = "a valid API key is needed, as 'Authorization: Bearer KEY'"
-    return HttpError(401, message, "invalid_api_key", {"www-authenticate": "Bearer"})
+    challenge = 'Basic realm="Kvasir: an API key as the password"' if path == "/" else "Bearer"
+    return HttpError(401, message, "invalid_api_key", {"www-authenticate": challenge})

@@ -1,6 +1,7 @@
 """Keys on every route but the open ones, whatever a path looks like; request ids; faults of our own."""
 
 import asyncio
+import base64
 import logging
 
 import httpx
@@ -70,11 +71,15 @@ async def test_a_refusal_is_openais() -> None:
 def test_keys_are_kept_as_digests_only() -> None:
     keys = ApiKeys(["one-secret", "two-secrets"])
     assert "secret" not in repr(vars(keys))
-    assert keys.allow("/v1/models", "Bearer one-secret")
-    assert keys.allow("/v1/models", "bearer two-secrets")
-    assert not keys.allow("/v1/models", "Bearer one-secrettwo-secrets")
-    assert not keys.allow("/v1/models", None)
-    assert ApiKeys([]).allow("/v1/models", None)
+
+    def allows(authorization: str, **headers: str) -> bool:
+        return keys.allow("/v1/models", {"authorization": authorization} | headers)
+
+    assert allows("Bearer one-secret")
+    assert allows("bearer two-secrets")
+    assert not allows("Bearer one-secrettwo-secrets")
+    assert not allows("")
+    assert ApiKeys([]).allow("/v1/models", {})
 
 
 async def test_request_ids_come_back_or_are_made(caplog: pytest.LogCaptureFixture) -> None:
@@ -109,3 +114,25 @@ async def test_health_and_readiness_are_two_things() -> None:
         assert (await router.http.get("/health")).status_code == 200
         response = await router.complete()
         assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+
+
+def test_a_browser_may_send_the_key_as_a_password_but_not_for_another_sites_page() -> None:
+    keys = ApiKeys(["one:secret"])
+
+    def allows(credentials: bytes, site: str) -> bool:
+        headers = {"authorization": "Basic " + base64.b64encode(credentials).decode(), "sec-fetch-site": site}
+        return keys.allow("/v1/models", headers)
+
+    assert allows(b"anybody:one:secret", "none")
+    assert allows(b":one:secret", "same-origin")
+    assert not allows(b"one:secret", "none")
+    assert not allows(b"anybody:one:secret", "cross-site")
+    assert not allows(b"anybody:one:secret", "same-site")
+    for broken in ("Basic", "Basic ===", "Basic \xff", "Basic YTpv\x00"):
+        assert not keys.allow("/v1/models", {"authorization": broken})
+
+
+async def test_the_page_asks_a_browser_for_the_key() -> None:
+    async with running_router(saying("x"), api_keys=["right"]) as router, httpx.AsyncClient() as client:
+        assert (await client.get(f"{router.url}/")).headers["www-authenticate"].startswith("Basic")
+        assert (await client.get(f"{router.url}/v1/models")).headers["www-authenticate"] == "Bearer"
