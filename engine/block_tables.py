@@ -8,7 +8,7 @@ A registered block is full and below the computed tokens, so it is never written
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kvasir.common.hashing import block_hashes, root_hash
 from kvasir.engine.block_pool import BlockPool
@@ -22,6 +22,7 @@ class BlockTables:
         self._caches_prefixes = limits.enable_prefix_caching
         self._kv_identity = kv_identity
         self._reported: Counter[BlockId] = Counter()  # references given away with ComputedBlocks
+        self.copy_block: Callable[[BlockId, BlockId], None] = lambda source, target: None  # no contents: a simulation
         self.cache = PrefixCache()
         self.pool = BlockPool(limits.num_blocks, on_reuse=self.cache.forget)
 
@@ -47,6 +48,29 @@ class BlockTables:
         if blocks is None:
             return False
         request.block_table.extend(blocks)
+        return True
+
+    def fork(self, leader: Request, fork: Request) -> bool:
+        """Put the leader's prompt at the front: full blocks are shared, what is in a partial one is copied.
+
+            leader  | full 0 | full 1 | partial 2 | ...
+            fork    | full 0 | full 1 | copy of 2 |         at least one token stays uncomputed, as in `begin`
+
+        False: no room, nothing has changed.
+        """
+        num_tokens = min(len(leader.prompt_token_ids), leader.num_computed_tokens, fork.num_tokens - 1)
+        num_full = num_tokens // self._block_size
+        copies = self.pool.allocate(1 if num_tokens % self._block_size else 0)
+        if copies is None:
+            return False
+        shared = leader.block_table[:num_full]
+        self.pool.share(shared)
+        for target in copies:
+            self.copy_block(leader.block_table[num_full], target)
+        fork.block_table = [*shared, *copies]
+        fork.block_hashes = leader.block_hashes[:num_full]
+        fork.inexact_from = leader.inexact_from
+        fork.num_computed_tokens = num_tokens
         return True
 
     def advance(self, request: Request, num_computed_tokens: int) -> None:
@@ -108,7 +132,7 @@ class BlockTables:
     def _find_cached(self, request: Request) -> list[BlockId]:
         if self._caches_prefixes or request.hand_off or "blocks" in request.awaits:
             self._hash_known_tokens(request)  # also the names of blocks that travel
-        if not self._caches_prefixes:
+        if not self._caches_prefixes or request.is_scoring:  # what is found is not computed, and gives no logits
             return []
         most = (request.num_tokens - 1) // self._block_size
         return self.cache.match(request.block_hashes[:most])

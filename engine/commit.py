@@ -1,6 +1,7 @@
 """Booking what a step computed: tokens, finished requests, blocks to report."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from kvasir.common.errors import NumericalError
 from kvasir.engine.scheduler import Scheduler
@@ -10,6 +11,7 @@ from kvasir.engine.types import (
     ComputedBlocks,
     Failed,
     FinishReason,
+    PromptLogprobs,
     Request,
     RequestId,
     Sampled,
@@ -29,13 +31,18 @@ class Ledger:
         self._admitted: list[Admitted] = []
         self._computed: list[ComputedBlocks] = []
         self._failed: list[Failed] = []
+        self._prompt_logprobs: list[PromptLogprobs] = []
         self.num_prompt_tokens_computed = 0
         self.num_generation_tokens = 0
         self.num_recomputed_tokens = 0
 
     @property
     def is_empty(self) -> bool:
-        return not (self._outputs or self._admitted or self._computed or self._failed)
+        return not any(self._collected)
+
+    @property
+    def _collected(self) -> tuple[list[Any], ...]:
+        return self._outputs, self._admitted, self._computed, self._failed, self._prompt_logprobs
 
     def take_result(self, step: int) -> StepResult:
         """All that has been collected, once."""
@@ -46,10 +53,11 @@ class Ledger:
             admitted=tuple(self._admitted),
             computed=tuple(self._computed),
             failed=tuple(self._failed),
+            prompt_logprobs=tuple(self._prompt_logprobs),
             stored=stored,
             dropped=dropped,
         )
-        for collected in (self._outputs, self._admitted, self._computed, self._failed):
+        for collected in self._collected:
             collected.clear()
         return result
 
@@ -62,21 +70,27 @@ class Ledger:
     def commit(self, plan: StepPlan, sampled: Mapping[RequestId, Sampled]) -> None:
         for chunk in plan.chunks:
             self._count(chunk)
-            if not chunk.samples:
-                self._tables.advance(chunk.request, chunk.end)
-                self._report(chunk.request)
-            elif sampled[chunk.request.request_id].is_finite:
-                self._tables.advance(chunk.request, chunk.end)
-                self._report(chunk.request)
-                self._append(chunk.request, sampled[chunk.request.request_id])
-            else:
-                self.fail(chunk.request, NumericalError("the model gave NaN or infinite logits"))
+            request, samplers = chunk.request, chunk.samplers
+            if not all(sampled[one.request_id].is_finite for one in (request, *samplers) if one.request_id in sampled):
+                self.fail(request, NumericalError("the model gave NaN or infinite logits"))
+                continue
+            self._score(chunk, sampled)
+            self._tables.advance(request, chunk.end)
+            self._report(request)
+            for fork in samplers:
+                if fork is not request:
+                    self._append(fork, sampled[fork.request_id])
+            self._scheduler.fork(request)
+            if request in samplers:
+                self._append(request, sampled[request.request_id])
 
     def fail(self, request: Request, error: Exception) -> None:
-        """What its blocks hold may be the cause, so nobody else shall find them."""
+        """What its blocks hold may be the cause, so nobody else shall find them. Its forks fail with it."""
         self._tables.distrust(request)
-        self._scheduler.finish(request)
-        self._failed.append(Failed(request.request_id, error))
+        for one in (*request.forks, request):
+            if one.request_id in self._scheduler.requests:
+                self._scheduler.finish(one)
+            self._failed.append(Failed(one.request_id, error))
 
     def end_if_too_long(self, request: Request) -> None:
         """For a request that has just been given tokens from elsewhere, and may have no room for another."""
@@ -84,7 +98,19 @@ class Ledger:
             self._scheduler.cancel(request.request_id)
             self._outputs.append(SequenceOutput(request.request_id, (), FinishReason.LENGTH))
 
+    def _score(self, chunk: Chunk, sampled: Mapping[RequestId, Sampled]) -> None:
+        scored = chunk.scored
+        if scored:
+            request_id = chunk.request.request_id
+            positions = sampled[request_id].prompt_logprobs
+            self._prompt_logprobs.append(PromptLogprobs(request_id, scored.start + 1, positions))
+            chunk.request.num_scored_tokens = scored.stop
+
     def _append(self, request: Request, sampled: Sampled) -> None:
+        if request.sampling.max_tokens == 0:
+            self._scheduler.finish(request)
+            self._outputs.append(SequenceOutput(request.request_id, (), FinishReason.LENGTH))
+            return
         reason = None
         num_taken = 0
         for token_id in sampled.token_ids:

@@ -12,7 +12,11 @@ from kvasir.engine.types import BlockId, Phase, Request, RequestId, Sampled, Ste
 
 class ModelRunner(Protocol):
     def execute(self, plan: StepPlan) -> dict[RequestId, Sampled]:
-        """Run one forward pass; the next token of each request whose chunk `samples`."""
+        """Run one forward pass; the next token of each chunk's `samplers`, the logprobs of what is `scored`."""
+        ...
+
+    def copy_block(self, source: BlockId, target: BlockId) -> None:
+        """Make the target's content that of the source, before anything else is computed."""
         ...
 
 
@@ -26,6 +30,7 @@ class Engine:
         self.model_runner = model_runner
         self.on_admitted: Callable[[StepResult], None] | None = None  # told before the forward pass, not after
         self.on_step: Callable[[StepMetrics], None] | None = None
+        scheduler.tables.copy_block = model_runner.copy_block
         self._clock = clock
         self._ledger = Ledger(scheduler)
         self._step = 0
@@ -80,18 +85,22 @@ class Engine:
             (Phase.RUNNING, scheduler.running),
         ):
             assert all(request.phase is phase for request in queue), f"{phase} queue holds others"
-        assert not any(request.block_table for request in scheduler.waiting), "a waiting request holds blocks"
+        following = [fork for request in scheduler.requests.values() for fork in request.forks]
+        assert all(fork.phase is Phase.FOLLOWING for fork in following), "forks that do not follow"
+        idle = (*scheduler.waiting, *following)
+        assert not any(request.block_table for request in idle), "a waiting request holds blocks"
         assert len(scheduler.running) + len(scheduler.loading) <= scheduler.limits.max_num_seqs, "too many seats"
-        num_queued = len(scheduler.waiting) + len(scheduler.loading) + len(scheduler.running)
+        num_queued = len(idle) + len(scheduler.loading) + len(scheduler.running)
         assert num_queued == len(scheduler.requests), f"{num_queued} queued of {len(scheduler.requests)} requests"
 
     def stats(self) -> EngineStats:
         scheduler, ledger = self.scheduler, self._ledger
+        admitted = (*scheduler.loading, *scheduler.running)
         return EngineStats(
             step=self._step,
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
-            num_loading=len(scheduler.loading),
+            num_loading=len(scheduler.loading) + sum(len(one.forks) for one in admitted),
             num_free_blocks=scheduler.tables.pool.num_free,
             num_total_blocks=scheduler.tables.pool.num_blocks,
             num_queued_tokens=scheduler.num_queued_tokens,

@@ -1,13 +1,21 @@
 """Runs a step's plan: one forward pass over all its tokens, then one token for each request that is due one."""
 
-import torch
+from dataclasses import replace
+from math import isfinite
 
-from kvasir.engine.batch import build_batch, decodes_first
+import torch
+from torch import Tensor
+
+from kvasir.engine.batch import BatchInputs, build_batch, decodes_first
 from kvasir.engine.kv_cache import KVCache
 from kvasir.engine.models.llama import LlamaForCausalLM
 from kvasir.engine.models.rope import rope_table
-from kvasir.engine.sampler import sample
-from kvasir.engine.types import BlockId, Chunk, Request, RequestId, Sampled, StepPlan
+from kvasir.engine.sampler import sample, score
+from kvasir.engine.types import BlockId, Chunk, PositionLogprobs, Request, RequestId, Sampled, StepPlan
+
+# Shapes: T tokens in this step  C hidden size
+
+_ROWS_SCORED_AT_ONCE = 64  # logits of a long prompt would take gigabytes
 
 
 class ModelRunner:
@@ -25,13 +33,43 @@ class ModelRunner:
         chunks = decodes_first(plan)
         batch = build_batch(chunks, self._kv_cache.layout.block_size, self._rope_table, self._device)
         hidden = self._model.forward(batch, self._kv_cache.data)
-        rows = [row for row, chunk in enumerate(chunks) if chunk.samples]
+        return self._score(chunks, batch, hidden, self._sample(chunks, batch, hidden))
+
+    def copy_block(self, source: BlockId, target: BlockId) -> None:
+        self._kv_cache.copy(source, target)
+
+    def _sample(self, chunks: list[Chunk], batch: BatchInputs, hidden: Tensor) -> dict[RequestId, Sampled]:
+        """hidden [T, C]; requests that sample from one chunk get the very same logits"""
+        rows = [row for row, chunk in enumerate(chunks) if chunk.samplers]
         if not rows:
             return {}
         logits = self._model.logits(hidden[batch.last_tokens[rows]])
-        requests = [chunks[row].request for row in rows]
-        sampled = sample(logits, requests)
-        return {request.request_id: one for request, one in zip(requests, sampled, strict=True)}
+        samplers = [(at, request) for at, row in enumerate(rows) for request in chunks[row].samplers]
+        if len(samplers) > len(rows):
+            logits = logits[[at for at, _ in samplers]]
+        requests = [request for _, request in samplers]
+        return {request.request_id: one for request, one in zip(requests, sample(logits, requests), strict=True)}
+
+    def _score(
+        self, chunks: list[Chunk], batch: BatchInputs, hidden: Tensor, sampled: dict[RequestId, Sampled]
+    ) -> dict[RequestId, Sampled]:
+        """hidden [T, C]; with the logprobs of prompts, a few rows of logits at a time"""
+        for row, chunk in enumerate(chunks):
+            positions = chunk.scored
+            if not positions:
+                continue
+            request = chunk.request
+            first = int(batch.last_tokens[row]) + 1 - chunk.end  # the row of position 0, if it were in this step
+            logprobs: list[PositionLogprobs] = []
+            for start in range(positions.start, positions.stop, _ROWS_SCORED_AT_ONCE):
+                end = min(start + _ROWS_SCORED_AT_ONCE, positions.stop)
+                logits = self._model.logits(hidden[first + start : first + end])
+                tokens = request.prompt_token_ids[start + 1 : end + 1]
+                logprobs += score(logits, tokens, request.sampling.prompt_logprobs or 0)
+            mine = sampled.get(request.request_id, Sampled())
+            is_finite = mine.is_finite and all(isfinite(one.entries[0][1]) for one in logprobs)
+            sampled[request.request_id] = replace(mine, prompt_logprobs=tuple(logprobs), is_finite=is_finite)
+        return sampled
 
     def warm_up(self) -> None:
         """Compile and choose the kernels before the first request waits for it. Writes into the first block."""

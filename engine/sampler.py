@@ -96,8 +96,18 @@ def _mix(x: int) -> int:
 
 def position_logprobs(raw: Tensor, token: int, num_best: int) -> PositionLogprobs:
     """raw [V] -> the token's own log probability, then the best ones', and its rank"""
+    return score(raw[None], [token], num_best)[0]
+
+
+def score(raw: Tensor, tokens: Sequence[int], num_best: int) -> list[PositionLogprobs]:
+    """raw [R, V], one token for each row -> as `position_logprobs`, row by row"""
     logprobs = raw.double().log_softmax(-1)
-    best = logprobs.topk(min(num_best, len(logprobs)))
-    entries = [(token, float(logprobs[token]))]
-    entries += zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return PositionLogprobs(tuple(entries), rank=1 + int((raw > raw[token]).sum()))
+    at = torch.tensor(tokens, device=raw.device)[:, None]  # [R, 1]
+    own = logprobs.gather(-1, at)[:, 0].tolist()
+    ranks = (1 + (raw > raw.gather(-1, at)).sum(-1)).tolist()
+    best = logprobs.topk(min(num_best, logprobs.shape[-1]))
+    rows = zip(tokens, own, ranks, best.indices.tolist(), best.values.tolist(), strict=True)
+    return [
+        PositionLogprobs(((token, logprob), *zip(ids, values, strict=True)), rank)
+        for token, logprob, rank, ids, values in rows
+    ]

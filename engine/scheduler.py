@@ -75,18 +75,23 @@ class Scheduler:
                 "prompt",
                 "context_length_exceeded",
             )
-        if len(request.output_token_ids) >= request.sampling.max_tokens:
+        if request.output_token_ids and len(request.output_token_ids) >= request.sampling.max_tokens:
             raise InvalidRequest("max_tokens have been generated already", "max_tokens")
 
     def submit(self, request: Request) -> None:
-        self.check_fits(request)
-        if request.request_id in self.requests:
-            raise InvalidRequest(f"request {request.request_id} is here already", "request_id")
-        self._num_submitted += 1
-        by_priority = self.limits.scheduling_policy == "priority"
-        request.order = (request.priority if by_priority else 0, self._num_submitted)
-        request.num_output_at_arrival = len(request.output_token_ids)
-        self.requests[request.request_id] = request
+        """With its forks."""
+        for one in (request, *request.forks):
+            self.check_fits(one)
+            if one.request_id in self.requests:
+                raise InvalidRequest(f"request {one.request_id} is here already", "request_id")
+        for one in (request, *request.forks):
+            self._num_submitted += 1
+            by_priority = self.limits.scheduling_policy == "priority"
+            one.order = (one.priority if by_priority else 0, self._num_submitted)
+            one.num_output_at_arrival = len(one.output_token_ids)
+            self.requests[one.request_id] = one
+        for fork in request.forks:
+            fork.leader, fork.phase = request, Phase.FOLLOWING
         self._queue(request)
 
     def cancel(self, request_id: RequestId) -> None:
@@ -94,7 +99,7 @@ class Scheduler:
         request = self.requests.get(request_id)
         if request is None:
             return
-        if request.phase is Phase.LOADING and "blocks" in request.awaits:
+        if request.forks or (request.phase is Phase.LOADING and "blocks" in request.awaits):
             request.cancelled = True
         else:
             self.finish(request)
@@ -115,7 +120,7 @@ class Scheduler:
         if request is None:
             return
         request.awaits.discard("blocks")
-        if request.cancelled:
+        if request.cancelled and not request.forks:
             self.finish(request)
         elif request.phase is Phase.LOADING:
             self._run_if_complete(request)
@@ -123,13 +128,33 @@ class Scheduler:
     def continue_with(self, request_id: RequestId, token_ids: list[int]) -> Request | None:
         """The sender's first tokens; empty: sample the first one here. The request, if it goes on."""
         request = self.requests.get(request_id)
-        if request is None or request.cancelled or "continue" not in request.awaits:
+        if request is None or "continue" not in request.awaits or (request.cancelled and not request.forks):
             return None
         request.output_token_ids.extend(token_ids)
         request.awaits.discard("continue")
         if request.phase is Phase.LOADING:
             self._run_if_complete(request)
         return request
+
+    def fork(self, request: Request) -> None:
+        """Where its prompt is computed by now, let those go on by themselves that have waited for it."""
+        if request.phase is not Phase.RUNNING or request.num_computed_tokens < len(request.prompt_token_ids):
+            return
+        forks, request.forks = request.forks, []
+        for fork in forks:
+            fork.leader = None
+            self._run_fork(request, fork)
+        if request.cancelled:
+            self.finish(request)
+
+    def _run_fork(self, leader: Request, fork: Request) -> None:
+        if self._has_seat and self.tables.fork(leader, fork):
+            fork.phase = Phase.LOADING if fork.awaits else Phase.RUNNING
+            (self.loading if fork.awaits else self.running).append(fork)
+        else:  # as if it had been preempted: its prompt is looked up, or computed again, when there is room
+            fork.phase = Phase.WAITING
+            fork.num_preemptions += 1
+            self._queue(fork)
 
     def release_blocks(self, block_ids: Sequence[BlockId]) -> None:
         self.tables.release_reported(block_ids)
@@ -143,6 +168,11 @@ class Scheduler:
         request.phase = Phase.FINISHED
         del self.requests[request.request_id]
         self._queue_may_move = True
+        if request.leader is not None:
+            leader, request.leader = request.leader, None
+            leader.forks.remove(request)
+            if leader.cancelled:
+                self.cancel(leader.request_id)
 
     def schedule(self, now_s: float) -> tuple[StepPlan, list[Admitted]]:
         draft = Draft(self.limits.max_num_batched_tokens)
@@ -171,7 +201,7 @@ class Scheduler:
 
     def _admit(self, request: Request, draft: Draft, now_s: float) -> bool:
         """Give the head of the queue its seat, its cached blocks, and what it needs for its next phase."""
-        if len(self.running) + len(self.loading) >= self.limits.max_num_seqs:
+        if not self._has_seat:
             return False
         if draft.budget == 0 and not request.awaits:
             return False
@@ -212,6 +242,11 @@ class Scheduler:
             self.running.append(request)
             request.phase = Phase.RUNNING
             self.tables.advance(request, request.num_computed_tokens)
+            self.fork(request)
+
+    @property
+    def _has_seat(self) -> bool:
+        return len(self.running) + len(self.loading) < self.limits.max_num_seqs
 
     def _chunk_size(self, request: Request, budget: int) -> int:
         """As many tokens as are left, but within the limits, and never over a landed block."""

@@ -3,8 +3,8 @@
 A request's life, and what each phase owns:
 
     WAITING --> LOADING --> RUNNING --> FINISHED        LOADING only where blocks or a first token come from elsewhere
-       ^                       |
-       +------ preempted ------+
+       ^                       |  ^
+       +------ preempted ------+  +------ FOLLOWING     FOLLOWING only where several sequences share one prompt
 
 The one count that everything follows is `num_computed_tokens`: tokens whose K and V are in this node's cache, from
 the front, without a hole. Where a block came from (prefix cache, another node, a forward pass here) makes no
@@ -36,10 +36,10 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
-    max_tokens: int = 16
+    max_tokens: int = 16  # 0: nothing is generated, the prompt is computed (and scored) only
     stop_token_ids: frozenset[int] = frozenset()  # the end-of-sequence ids included
     logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: int | None = None  # not None: each prompt token but the first is scored
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     bad_words: tuple[tuple[int, ...], ...] = ()
 
@@ -52,8 +52,8 @@ class SamplingParams:
             raise ValueError(f"min_p must be in [0, 1], got {self.min_p}")
         if not 0 < self.repetition_penalty < float("inf"):
             raise ValueError(f"repetition_penalty must be a finite number > 0, got {self.repetition_penalty}")
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+        if self.max_tokens < 0:
+            raise ValueError(f"max_tokens must be at least 0, got {self.max_tokens}")
 
     @property
     def is_greedy(self) -> bool:
@@ -64,6 +64,7 @@ class Phase(Enum):
     WAITING = "waiting"  # queued; owns no blocks
     LOADING = "loading"  # owns blocks and a seat; others may be writing into the blocks
     RUNNING = "running"  # owns blocks and a seat; computed step by step
+    FOLLOWING = "following"  # waits for the prompt of another sequence; owns nothing
     FINISHED = "finished"  # owns nothing
 
 
@@ -82,6 +83,11 @@ class Request:
                  with a reference that the receiver of the report must release.
     `awaits`     (decode node) after admission it stays LOADING until all of these have been called:
                  "blocks" -> `loading_done`, "continue" -> `continue_with`.
+
+    Several sequences of one prompt: one of them leads, and the others are its `forks`. They wait until the leader has
+    computed the prompt, then go on by themselves, on the same full blocks and on a copy of the partial last one. First
+    tokens that are sampled here come from the same logits for all of them. A leader that ends before the prompt is
+    computed stays for the sake of its forks, silently.
     """
 
     request_id: RequestId
@@ -106,7 +112,10 @@ class Request:
     num_reported_blocks: int = 0  # of a `hand_off` request
     num_preemptions: int = 0
     order: tuple[int, int] = (0, 0)  # place in the queue, given by the scheduler: smaller is served earlier
-    cancelled: bool = False  # while LOADING: ends when the transfer has stopped touching its blocks
+    num_scored_tokens: int = 0  # of the prompt: the logprobs of those behind so many tokens have been given
+    forks: list["Request"] = field(default_factory=list)  # FOLLOWING this one
+    leader: "Request | None" = None  # whom it is FOLLOWING
+    cancelled: bool = False  # ends when the transfer has stopped touching its blocks, and its forks have theirs
 
     @property
     def token_ids(self) -> list[int]:
@@ -123,6 +132,11 @@ class Request:
     @property
     def num_uncomputed_tokens(self) -> int:
         return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def is_scoring(self) -> bool:
+        """Logprobs of its prompt are still wanted, so that all of the prompt must be computed here."""
+        return self.sampling.prompt_logprobs is not None and self.num_scored_tokens < len(self.prompt_token_ids) - 1
 
     def num_exact(self, num_blocks: int) -> int:
         """How many of the first `num_blocks` blocks others may take for what their hash says."""
@@ -151,6 +165,23 @@ class Chunk:
         """True if this chunk's last logits give the request's next token."""
         return self.end == self.request.num_tokens
 
+    @property
+    def samplers(self) -> tuple[Request, ...]:
+        """Whose next token its last logits give: the request, and forks whose first token is still to be sampled."""
+        if not self.samples:
+            return ()
+        forks = () if self.request.output_token_ids else self.request.forks
+        first = [fork for fork in forks if not (fork.output_token_ids or fork.awaits)]
+        return tuple(first) if self.request.cancelled else (self.request, *first)
+
+    @property
+    def scored(self) -> range:
+        """The positions in it whose logits score the prompt token that follows, where that is wanted."""
+        if not self.request.is_scoring:
+            return range(0)
+        num_scored = max(self.start, self.request.num_scored_tokens)
+        return range(num_scored, max(num_scored, min(self.end, len(self.request.prompt_token_ids) - 1)))
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
@@ -171,10 +202,11 @@ class PositionLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What the model runner gives for one chunk that samples."""
+    """What the model runner gives for one request: its next token, logprobs of its prompt, or both."""
 
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...] = ()
     logprobs: tuple[PositionLogprobs, ...] = ()  # one a token, where asked for
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # one for each of the chunk's `scored` positions
     is_finite: bool = True  # False: the logits held NaN or infinity; token_ids mean nothing
 
 
@@ -184,6 +216,15 @@ class SequenceOutput:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     logprobs: tuple[PositionLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of the prompt's tokens [first_position, first_position + len(positions)); told in order, each once."""
+
+    request_id: RequestId
+    first_position: int
+    positions: tuple[PositionLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,12 +269,14 @@ class StepResult:
     admitted: tuple[Admitted, ...] = ()
     computed: tuple[ComputedBlocks, ...] = ()
     failed: tuple[Failed, ...] = ()
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     stored: tuple[tuple[BlockHash, BlockHash], ...] = ()  # (hash, parent) that the prefix cache gained
     dropped: tuple[BlockHash, ...] = ()
 
     @property
     def is_empty(self) -> bool:
-        return not (self.outputs or self.admitted or self.computed or self.failed or self.stored or self.dropped)
+        told = (self.outputs, self.admitted, self.computed, self.failed, self.prompt_logprobs)
+        return not any((*told, self.stored, self.dropped))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,6 @@
 """The only file here that knows proto: messages to the engine's values and back."""
 
-import struct
 from collections.abc import Collection, Sequence
-from hashlib import sha256
 from typing import NamedTuple
 
 from kvasir.common.errors import (
@@ -14,6 +12,7 @@ from kvasir.common.errors import (
     ServingError,
 )
 from kvasir.common.hashing import BlockHash
+from kvasir.common.seeds import sequence_seed
 from kvasir.common.tokens import pack_tokens, unpack_tokens
 from kvasir.engine.stats import EngineStats
 from kvasir.engine.types import (
@@ -22,6 +21,7 @@ from kvasir.engine.types import (
     KVLayout,
     Limits,
     PositionLogprobs,
+    PromptLogprobs,
     Request,
     RequestId,
     SamplingParams,
@@ -70,19 +70,10 @@ def address_of(request_id: RequestId) -> SequenceAddress:
 # --- what comes in ---------------------------------------------------------------------------------------------
 
 
-def sequence_seed(seed: int, sequence: int) -> int:
-    """Sequence 0 keeps the seed; sequence i has the first 8 bytes (little-endian) of SHA-256 over both as uint64."""
-    if sequence == 0:
-        return seed
-    return int.from_bytes(sha256(struct.pack("<QQ", seed, sequence)).digest()[:8], "little")
-
-
 def sampling_from_proto(message: common_pb2.SamplingParams, sequence: int = 0) -> SamplingParams:
     """A field that is absent switches its rule off, so a top_p or repetition_penalty of 0 reads as 1."""
     if message.HasField("grammar"):
         raise InvalidRequest("this node takes no grammars", "response_format")
-    if message.HasField("prompt_logprobs"):
-        raise InvalidRequest("this node reports no logprobs of prompts", "prompt_logprobs")
     try:
         return SamplingParams(
             temperature=message.temperature,
@@ -98,6 +89,7 @@ def sampling_from_proto(message: common_pb2.SamplingParams, sequence: int = 0) -
             max_tokens=message.max_tokens,
             stop_token_ids=frozenset(unpack_tokens(message.stop_token_ids)),
             logprobs=message.logprobs if message.HasField("logprobs") else None,
+            prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
             allowed_token_ids=unpack_tokens(message.allowed_token_ids),
             bad_words=tuple(unpack_tokens(word) for word in message.bad_words),
         )
@@ -165,6 +157,14 @@ def logprobs_to_proto(position: PositionLogprobs) -> common_pb2.PositionLogprobs
     return common_pb2.PositionLogprobs(
         entries=[common_pb2.TokenLogprob(token_id=token, logprob=logprob) for token, logprob in position.entries],
         rank=position.rank,
+    )
+
+
+def prompt_logprobs_to_proto(scored: PromptLogprobs) -> common_pb2.PromptLogprobs:
+    return common_pb2.PromptLogprobs(
+        handle=address_of(scored.request_id).handle,
+        first_position=scored.first_position,
+        positions=[logprobs_to_proto(position) for position in scored.positions],
     )
 
 

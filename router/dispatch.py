@@ -17,7 +17,7 @@ from kvasir.router.merge import merge
 from kvasir.router.nodes import Role
 from kvasir.router.pool import NodePool
 from kvasir.router.queue import AdmissionQueue
-from kvasir.router.seeds import sequence_seed
+from kvasir.common.seeds import sequence_seed
 from kvasir.router.types import ClusterLimits, RoutedRequest, TokenDelta
 
 log = logging.getLogger(__name__)

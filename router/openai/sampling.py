@@ -6,7 +6,7 @@ from typing import Any
 
 from kvasir.common.errors import InvalidRequest
 from kvasir.router.openai.models import GenerationBody
-from kvasir.router.seeds import sequence_seed
+from kvasir.common.seeds import sequence_seed
 from kvasir.router.text.text_stream import TextRules
 from kvasir.router.text.tokenizer import TextTokenizer
 from kvasir.router.types import ClusterLimits, Sampling

@@ -38,7 +38,8 @@ def some_script(draw: st.DrawFn, limits: Limits) -> Script:
     longest = min(limits.max_model_len, limits.num_blocks * limits.block_size + 1) - 1
     num_tokens = draw(st.integers(1, longest) | st.integers(min(4, longest), min(12, longest)))
     num_shared = draw(st.integers(0, num_tokens))
-    num_moved = draw(st.integers(0, min(3, num_tokens - 1)))
+    forks = draw(st.sampled_from([()] * 6 + [(None,), (None, None), (None, 3), (2, None, 6)]))
+    num_moved = 0 if forks else draw(st.integers(0, min(3, num_tokens - 1)))
     tail = draw(st.integers(1, 3))
     prompt = tuple([5] * num_shared + [tail] * (num_tokens - num_shared))[: num_tokens - num_moved]
     kind = draw(st.sampled_from(["plain", "plain", "decode", "decode", "hand_off", "store", "alone"]))
@@ -60,6 +61,7 @@ def some_script(draw: st.DrawFn, limits: Limits) -> Script:
         num_first_tokens=draw(st.sampled_from([1, 1, 0, 2])),
         cancel_after=draw(st.sampled_from([None] * 30 + list(range(20)))),
         release_delay=draw(SMALL),
+        forks=forks,
     )
 
 

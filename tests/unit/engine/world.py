@@ -4,7 +4,7 @@ Each tick the script acts, then the engine steps if it has work; after each step
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvasir.engine.engine import Engine
 from kvasir.engine.scheduler import Scheduler
@@ -48,6 +48,7 @@ class Script:
     num_first_tokens: int = 1  # that come with it
     cancel_after: int | None = None
     release_delay: int = 0  # of reported blocks
+    forks: tuple[int | None, ...] = ()  # when each further sequence of the prompt is cancelled
 
 
 @dataclass
@@ -64,6 +65,7 @@ class Life:
     load_at: int | None = None
     is_loading: bool = False
     cancelled: bool = False
+    leader: "Life | None" = None
 
     @property
     def known(self) -> list[int]:
@@ -96,9 +98,20 @@ class World:
         self.runner = CheckingRunner(limits.num_blocks, limits.block_size)
         self.engine = Engine(Scheduler(limits, b"fake-model"), self.runner)
         self.runner.scheduler = self.engine.scheduler
-        self.lives = {f"r{i}": Life(script, _request(f"r{i}", script)) for i, script in enumerate(scripts)}
+        self.lives: dict[str, Life] = {}
+        for i, script in enumerate(scripts):
+            self._add(f"r{i}", script)
         self.reports: list[tuple[int, ComputedBlocks, list[int]]] = []  # (when to release, report, its tokens)
         self.tick = 0
+
+    def _add(self, name: str, script: Script) -> None:
+        leader = Life(script, _request(name, script))
+        for number, cancel_after in enumerate(script.forks, start=1):
+            of_fork = replace(script, loads=False, seed=script.seed + number, cancel_after=cancel_after)
+            fork = Life(of_fork, _request(f"{name}.{number}", of_fork), leader=leader)
+            leader.request.forks.append(fork.request)
+            self.lives[f"{name}.{number}"] = fork  # continued before its leader is
+        self.lives[name] = leader
 
     def run(self) -> None:
         """Until nothing is left. A request that nothing moves any more is found at once, not by waiting."""
@@ -120,10 +133,12 @@ class World:
     def _act(self) -> bool:
         """Do what the script says for this tick. True if nothing is left to be done."""
         is_done = True
+        for life in self.lives.values():
+            age = self.tick - life.script.arrival
+            if age == 0 and life.leader is None:
+                self.engine.submit(life.request)
         for name, life in self.lives.items():
             age = self.tick - life.script.arrival
-            if age == 0:
-                self.engine.submit(life.request)
             if age == life.script.continue_at:
                 self._continue(life)
             if age == life.script.cancel_after:
@@ -185,6 +200,7 @@ class World:
             self._take_output(self.lives[output.request_id], output)
 
     def _admit(self, life: Life, admitted: Admitted) -> None:
+        assert life.leader is None, "forks come with their leader"
         if not life.script.loads:
             return
         cached = admitted.num_cached_tokens // self.limits.block_size

@@ -5,6 +5,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
@@ -16,7 +17,7 @@ from kvasir.decode_node.node import DecodeNode
 from kvasir.decode_node.servicer import DecodeServicer
 from kvasir.engine.engine import Engine
 from kvasir.engine.scheduler import Scheduler
-from kvasir.engine.types import KVLayout, Limits, RequestId, Sampled, StepPlan, slot_mapping
+from kvasir.engine.types import BlockId, KVLayout, Limits, RequestId, Sampled, StepPlan, slot_mapping
 from kvasir.kv_connector.registry import open_connector
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.testing import ArrayMemory
@@ -25,6 +26,7 @@ from kvasir.node.parts import NodeParts
 from kvasir.prefill_node.node import PrefillNode
 from kvasir.prefill_node.servicer import PrefillServicer
 from kvasir.proto import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from tests.fakes import fake_score
 
 BLOCK_SIZE = 4
 LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, total_kv_heads=1, head_dim=1, block_size=BLOCK_SIZE, dtype="float32")
@@ -35,15 +37,15 @@ WITHIN_S = 20
 _epochs = itertools.count(1)
 
 
-def next_token(token_ids: list[int]) -> int:
-    return crc32(pack_tokens(token_ids)) % VOCAB_SIZE
+def next_token(token_ids: list[int], seed: int = 0) -> int:
+    return crc32(pack_tokens(token_ids), seed % 2**32) % VOCAB_SIZE
 
 
-def generate(prompt: list[int], num_tokens: int) -> list[int]:
+def generate(prompt: list[int], num_tokens: int, seed: int = 0) -> list[int]:
     """What the model says when nothing is distributed."""
     token_ids = list(prompt)
     for _ in range(num_tokens):
-        token_ids.append(next_token(token_ids))
+        token_ids.append(next_token(token_ids, seed))
     return token_ids[len(prompt) :]
 
 
@@ -64,8 +66,15 @@ class KVRunner:
                 self._slot(request.block_table, position)[:] = pack_tokens([request.token_ids[position]])
             if chunk.samples:
                 seen = [unpack_tokens(bytes(self._slot(request.block_table, at)))[0] for at in range(chunk.end)]
-                sampled[request.request_id] = Sampled((next_token(seen),))
+                sampled |= {one.request_id: Sampled((next_token(seen, one.sampling.seed),)) for one in chunk.samplers}
+            if chunk.scored:
+                mine = sampled.get(request.request_id, Sampled())
+                logprobs = tuple(fake_score(request.prompt_token_ids, position + 1) for position in chunk.scored)
+                sampled[request.request_id] = replace(mine, prompt_logprobs=logprobs)
         return sampled
+
+    def copy_block(self, source: BlockId, target: BlockId) -> None:
+        self._memory.read(target)[:] = self._memory.read(source)
 
     def _slot(self, block_table: list[Any], position: int) -> memoryview:
         slot = slot_mapping(block_table, range(position, position + 1), BLOCK_SIZE)[0]
