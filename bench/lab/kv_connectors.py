@@ -71,8 +71,14 @@ class Side:
 
     # The receiver.
 
-    async def take(self, ticket: dict[str, Any], keys: list[str]) -> Answer:
+    async def clear(self) -> Answer:
         self.cache.data.zero_()
+        return {}
+
+    async def checksum(self) -> Answer:
+        return {"checksum": checksum(self.memory)}
+
+    async def take(self, ticket: dict[str, Any], keys: list[str]) -> Answer:
         endpoints = tuple(Endpoint(**endpoint) for endpoint in ticket.pop("endpoints"))
         wanted = [
             WantedBlock(i, BlockKey(bytes.fromhex(key)), BlockId(i), self.layout.block_size)
@@ -83,7 +89,7 @@ class Side:
         transfer.progress(len(wanted), committed=True)
         result = await transfer.done()
         elapsed_s = time.perf_counter() - start_s
-        return {"s": elapsed_s, "missing": len(result.missing), "checksum": checksum(self.memory)}
+        return {"s": elapsed_s, "missing": len(result.missing)}
 
 
 async def run(role: str, task: dict[str, Any], teller: Teller) -> None:
@@ -92,11 +98,8 @@ async def run(role: str, task: dict[str, Any], teller: Teller) -> None:
     await side.sender.start()
     try:
         teller.tell(checksum=side.fill() if role == "send" else 0)
-        verbs: dict[str, Callable[..., Awaitable[Answer]]] = {
-            "offer": side.offer,
-            "discard": side.discard,
-            "take": side.take,
-        }
+        methods = (side.offer, side.discard, side.clear, side.take, side.checksum)
+        verbs: dict[str, Callable[..., Awaitable[Answer]]] = {method.__name__: method for method in methods}
         while line := await asyncio.to_thread(sys.stdin.readline):
             question = json.loads(line)
             teller.tell(**await verbs[question.pop("do")](**question))

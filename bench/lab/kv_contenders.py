@@ -76,8 +76,19 @@ class Case:
         return [contender for contender in self.contenders if not contender.wants or places.pythons[contender.wants]]
 
 
-_UCX = {"UCX_TLS": "tcp", "UCX_LOG_LEVEL": "error", "NIXL_LOG_LEVEL": "ERROR"}
-_MOONCAKE = {"GLOG_minloglevel": "2", "MC_LOG_LEVEL": "ERROR"}
+def other(name: str, engine: str, **environment: str) -> Contender:
+    quiet = {"UCX_LOG_LEVEL": "error", "NIXL_LOG_LEVEL": "ERROR", "GLOG_minloglevel": "2", "MC_LOG_LEVEL": "ERROR"}
+    return Contender(
+        name=name,
+        module="kv_engines",
+        kind="other",
+        task={"engine": engine},
+        wants=engine,
+        environment=quiet | environment,
+    )
+
+
+_LARGE_SEGMENTS = {"UCX_TCP_TX_SEG_SIZE": "1m", "UCX_TCP_RX_SEG_SIZE": "1m"}
 
 CASES = {
     case.name: case
@@ -90,8 +101,9 @@ CASES = {
                 plain("zmq, pushed", "zmq_push"),
                 plain("zmq, pushed, no high-water mark", "zmq_push_unbounded"),
                 plain("zmq, asked for", "zmq_pull"),
-                Contender(name="nixl", module="kv_nixl", kind="other", wants="nixl", environment=_UCX),
-                Contender(name="mooncake", module="kv_mooncake", kind="other", wants="mooncake", environment=_MOONCAKE),
+                other("nixl", "nixl", UCX_TLS="tcp"),
+                other("nixl, segments of 1 MiB", "nixl", UCX_TLS="tcp", **_LARGE_SEGMENTS),
+                other("mooncake", "mooncake"),
             ),
         ),
         Case(
@@ -146,15 +158,17 @@ class Mover:
     def move(self) -> Movement:
         """All blocks once. That they came as they were is not part of what is timed."""
         assert self._receiver is not None, "started with it"
+        self._receiver.ask("clear")
         cpu_s = self._cpu_s()
         offer = self._sender.ask("offer")
         write_s = offer.pop("s")
         taken = self._receiver.ask("take", **offer)
-        if taken["missing"] or taken["checksum"] != self._sender.greeting["checksum"]:
+        cpu_s = self._cpu_s() - cpu_s
+        found = self._receiver.ask("checksum")["checksum"]
+        if taken["missing"] or found != self._sender.greeting["checksum"]:
             raise RuntimeError(f"{self.name}: {taken['missing']} blocks are missing, or others than were sent")
-        movement = Movement(write_s, taken["s"], self._cpu_s() - cpu_s)
         self._sender.ask("discard")
-        return movement
+        return Movement(write_s, taken["s"], cpu_s)
 
     def close(self) -> None:
         for process in (self._receiver, self._sender):

@@ -35,8 +35,12 @@ class Pool:
     def block(self, index: int) -> memoryview:
         return self.memory[index * self.block_bytes : (index + 1) * self.block_bytes]
 
-    def clear(self) -> None:
+    def clear(self) -> Answer:
         self.memory[:] = bytes(self.memory.nbytes)
+        return {}
+
+    def checksum(self) -> Answer:
+        return {"checksum": checksum(self.memory)}
 
     def fill(self) -> int:
         self.memory[:] = os.urandom(self.memory.nbytes)
@@ -257,15 +261,14 @@ def main(role: str, task: dict[str, Any]) -> None:
         return {"s": timed(way.offer)}
 
     def take() -> Answer:
-        pool.clear()
-        return {"s": timed(way.take), "missing": 0, "checksum": checksum(pool.memory)}
+        return {"s": timed(way.take), "missing": 0}
 
     if role == "send":
         teller.tell(checksum=pool.fill(), address=way.listen())
     else:
         way.connect(task["address"])
         teller.tell(checksum=0)
-    serve(teller, {"offer": offer, "take": take, "discard": dict})
+    serve(teller, {"offer": offer, "take": take, "clear": pool.clear, "checksum": pool.checksum, "discard": dict})
 
 
 if __name__ == "__main__":

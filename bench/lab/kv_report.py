@@ -20,7 +20,7 @@ class Movement:
 
     write_s: float
     read_s: float
-    cpu_s: float  # of both processes, checks of the benchmark itself included
+    cpu_s: float  # of both processes; a store's own server is not in it
 
     @property
     def s(self) -> float:
