@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kvasir.common.errors import InvalidRequest, Overloaded
@@ -131,9 +132,7 @@ class DecodeNode(Node[DecodeRequest]):
         if entry.ticket is None:
             return
         wanted = self._wanted(entry.ticket, admitted)
-        entry.transfer = self.receiver.start(
-            entry.ticket, wanted, lambda index: self.engine.block_loaded(entry.request_id, index)
-        )
+        entry.transfer = self.receiver.start(entry.ticket, wanted, partial(self.engine.block_loaded, entry.request_id))
         entry.transfer.progress(entry.num_published, entry.is_committed)
         if entry.aborted_because is not None:
             entry.transfer.abort(entry.aborted_because)

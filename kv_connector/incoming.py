@@ -1,8 +1,8 @@
 """One incoming transfer, from the first promise to the last block.
 
-promised --progress--> ready --fetch--> landed      verified, copied to its place, reported
+promised --progress--> ready --fetch--> landed      verified, unpacked in its place, reported
     |                    |
-    +--commit, abort     +--refused twice, too late, not there
+    +--commit, abort     +--refused twice, too late, not there, slower than computing it
     |                    |
     +--------------------+------------> missing     the engine computes it
 """
@@ -10,94 +10,69 @@ promised --progress--> ready --fetch--> landed      verified, copied to its plac
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 from kvasir.common.errors import KVTransferError
-from kvasir.engine.types import BlockId, KVLayout
-from kvasir.kv_connector.base import BlockKey, BlockMemory, Frame
-from kvasir.kv_connector.header import BadFrame, Expected, verify
-from kvasir.kv_connector.metrics import MissReason, TransferMetrics
-from kvasir.kv_connector.settings import ConnectorSettings
+from kvasir.kv_connector.base import BlockKey, Frame
+from kvasir.kv_connector.costs import ComputeCost
+from kvasir.kv_connector.errors import BadFrame
+from kvasir.kv_connector.landing import Landing
+from kvasir.kv_connector.landing import ReceiverParts as ReceiverParts
+from kvasir.kv_connector.landing import WantedBlock as WantedBlock
+from kvasir.kv_connector.metrics import MissReason
+from kvasir.kv_connector.pace import Pace, TooSlow
+from kvasir.kv_connector.sources import Source
 
 log = logging.getLogger(__name__)
 
 _FINISH_TIMEOUT_S = 1.0
 
-
-@dataclass(frozen=True, slots=True)
-class WantedBlock:
-    index: int  # in the prompt's block table
-    key: BlockKey
-    block_id: BlockId
-    num_tokens: int
+OnBlock = Callable[[int, bool], None]  # index; whether it is exactly what this node would have computed
 
 
 @dataclass(frozen=True, slots=True)
 class TransferResult:
     num_fetched: int
     missing: tuple[int, ...]  # indices, ascending
-    num_bytes: int
+    num_bytes: int  # as they travelled
     transfer_s: float  # time in which something was being fetched
     overlapped_s: float  # the part of it before the sender had published its last block
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiverParts:
-    """What all transfers of one receiver share."""
-
-    memory: BlockMemory
-    kv_identity: bytes
-    settings: ConnectorSettings
-    clock: Callable[[], float]
-    metrics: TransferMetrics
-
-    @property
-    def layout(self) -> KVLayout:
-        return self.memory.layout
-
-
-class Source(Protocol):
-    """Where blocks come from: a peer by ticket, or a store."""
-
-    lost: MissReason  # what it is called when the source fails as a whole
-    has_one_epoch: bool  # all blocks of a transfer come from one process
-
-    def fetch(self, keys: Sequence[BlockKey]) -> AsyncGenerator[tuple[BlockKey, Frame | None]]: ...
-    async def keep_alive(self) -> None: ...
-    async def finish(self, unusable: Sequence[BlockKey]) -> None:
-        """Nothing more is wanted; these keys gave unusable blocks twice."""
-        ...
-
-    def timed_out(self) -> None:
-        """Blocks did not come within their deadline."""
-        ...
-
-    def failed(self, error: KVTransferError) -> None: ...
 
 
 class IncomingTransfer:
     """Made by `KVReceiver`. Runs by itself until every wanted block has landed or is missing."""
 
     def __init__(
-        self, parts: ReceiverParts, source: Source, wanted: Sequence[WantedBlock], on_block: Callable[[int], None]
+        self,
+        parts: ReceiverParts,
+        source: Source,
+        wanted: Sequence[WantedBlock],
+        on_block: OnBlock,
+        compute_s: ComputeCost = lambda num_tokens: None,
     ) -> None:
         self._parts = parts
         self._source = source
         self._on_block = on_block
+        self._landing = Landing(parts, source.form, source.has_one_epoch)
+        self._meter = parts.rates.of(source.name)
+        self._pace = Pace(parts.settings.costs, self._meter, parts.layout.bytes_per_block, compute_s, parts.clock)
         self._wanted = sorted(wanted, key=lambda block: block.index)
         self._promised = deque(self._wanted)
         self._ready: list[WantedBlock] = []
         self._in_flight: dict[BlockKey, WantedBlock] = {}
-        self._landed: set[int] = set()
         self._deadline_s = 0.0  # of what is ready or in flight
-        self._epoch: str | None = None
+        self._waits_for_deadline = True  # and not only for as long as computing takes
         self._busy: list[tuple[float, float]] = []
         self._published_all_s = float("inf")
         self._news = asyncio.Event()
         self._task = asyncio.create_task(self._run())
+
+    @property
+    def num_outstanding(self) -> int:
+        """Blocks published, and neither landed nor given up."""
+        return len(self._ready) + len(self._in_flight)
 
     # What the node says.
 
@@ -107,8 +82,9 @@ class IncomingTransfer:
         while self._promised and self._promised[0].index < num_blocks:
             self._ready.append(self._promised.popleft())
         if len(self._ready) > num_ready:
-            outstanding = (len(self._ready) + len(self._in_flight)) * self._parts.layout.bytes_per_block
-            self._deadline_s = self._parts.clock() + self._parts.settings.transfer_allowance_s(outstanding)
+            num_bytes = self.num_outstanding * self._parts.layout.bytes_per_block
+            allowance_s = self._parts.settings.transfer_allowance_s(num_bytes, self._meter.bandwidth_bytes_per_s)
+            self._deadline_s = self._parts.clock() + allowance_s
             self._news.set()
         if committed:
             self._no_more()
@@ -120,7 +96,7 @@ class IncomingTransfer:
         self._no_more()
 
     def cancel(self) -> None:
-        """Nothing is wanted any more."""
+        """Nothing is wanted any more; another node may still want what the ticket is for."""
         self._task.cancel()
 
     async def done(self) -> TransferResult:
@@ -140,12 +116,15 @@ class IncomingTransfer:
 
     async def _run(self) -> None:
         unusable: list[WantedBlock] = []
+        keeping = asyncio.create_task(self._keep_alive())
         try:
             while self._promised or self._ready:
                 if self._ready:
                     unusable += await self._fetch_ready()
                 else:
-                    await self._wait_for_news()
+                    self._news.clear()
+                    await self._news.wait()
+            keeping.cancel()
             async with asyncio.timeout(_FINISH_TIMEOUT_S):
                 await self._source.finish([block.key for block in unusable])
         except (KVTransferError, TimeoutError) as error:
@@ -153,14 +132,15 @@ class IncomingTransfer:
         except Exception:
             log.exception("a transfer failed in an unforeseen way; what is missing will be computed")
         finally:
+            keeping.cancel()
+            self._promised.clear()
+            self._ready.clear()
             self._count()
 
-    async def _wait_for_news(self) -> None:
-        self._news.clear()
-        try:
-            async with asyncio.timeout(self._parts.settings.lease_s / 3):
-                await self._news.wait()
-        except TimeoutError:
+    async def _keep_alive(self) -> None:
+        """Beside all else: also while one block takes its time, and while nothing is published for long."""
+        while True:
+            await asyncio.sleep(self._parts.settings.lease_s / 3)
             with suppress(KVTransferError):  # that a promise stays one is not the transport's to say
                 await self._source.keep_alive()
 
@@ -168,14 +148,20 @@ class IncomingTransfer:
         """Two attempts at all that is ready; what came, but was refused both times, is returned."""
         deadline_s, start_s = self._deadline_s, self._parts.clock()
         ready, self._ready = self._ready, []
+        self._in_flight = {block.key: block for block in ready}
         try:
+            self._pace.check_before(ready)
             refused, lost = await self._attempt(ready, deadline_s)
             if refused or lost:
                 self._parts.metrics.retries += len(refused) + len(lost)
                 refused, lost = await self._attempt(refused + lost, deadline_s)
                 self._parts.metrics.miss(self._source.lost, len(lost))
             return refused
+        except TooSlow as verdict:
+            self._decline(verdict)
+            return []
         finally:
+            self._in_flight.clear()
             self._busy.append((start_s, self._parts.clock()))
 
     async def _attempt(
@@ -184,11 +170,14 @@ class IncomingTransfer:
         """Fetch, and return what may be tried again: what was refused, and what never came."""
         self._in_flight = {block.key: block for block in blocks}
         refused: list[WantedBlock] = []
+        limit = asyncio.timeout(None)
+        self._pace.begin()
         try:
             async with (
-                asyncio.timeout(deadline_s - self._parts.clock()),
+                limit,
                 aclosing(self._source.fetch(list(self._in_flight))) as frames,
             ):
+                self._limit(limit, deadline_s)
                 async for key, frame in frames:
                     block = self._in_flight.pop(key, None)
                     if block is None:
@@ -197,46 +186,65 @@ class IncomingTransfer:
                         self._parts.metrics.miss(MissReason.ABSENT)
                     elif not self._land(block, frame):
                         refused.append(block)
+                    else:
+                        self._pace.landed(self._outstanding)
+                    self._limit(limit, deadline_s)
                     await asyncio.sleep(0)  # a burst of blocks must not keep the event loop for itself
-        except TimeoutError:
-            self._source.timed_out()
-            self._parts.metrics.miss(MissReason.TIMEOUT, len(self._in_flight))
-            self._in_flight.clear()
+        except TimeoutError as error:
+            if not limit.expired():
+                self._source.failed(KVTransferError(f"{error!r}"))
+            elif not self._waits_for_deadline:
+                raise TooSlow(f"nothing came for as long as computing {len(self._in_flight)} blocks takes") from None
+            else:
+                self._source.timed_out()
+                self._parts.metrics.miss(MissReason.TIMEOUT, len(self._in_flight))
+                self._in_flight.clear()
         except KVTransferError as error:
             self._source.failed(error)
-        lost = list(self._in_flight.values())
+        finally:
+            self._pace.end(is_stuck=limit.expired())
+        lost = self._outstanding
         self._in_flight.clear()
         return refused, lost
 
+    @property
+    def _outstanding(self) -> list[WantedBlock]:
+        return list(self._in_flight.values())
+
+    def _limit(self, limit: asyncio.Timeout, deadline_s: float) -> None:
+        """Until the deadline, or until waiting for the next block would cost more than computing the rest."""
+        now_s = self._parts.clock()
+        give_up_s = now_s + self._pace.wait_s(self._outstanding) if self._in_flight else deadline_s
+        self._waits_for_deadline = deadline_s <= give_up_s
+        limit.reschedule(asyncio.get_running_loop().time() + min(deadline_s, give_up_s) - now_s)
+
     def _land(self, block: WantedBlock, frame: Frame) -> bool:
-        parts = self._parts
-        expected = Expected(
-            kv_identity=parts.kv_identity,
-            layout=parts.layout,
-            key=block.key,
-            num_tokens=block.num_tokens,
-            sender_epoch=self._epoch,
-        )
         try:
-            header = verify(frame, expected)
+            is_exact = self._landing.land(block, frame)
         except BadFrame as error:
             log.warning("block %d refused: %s", block.index, error)
-            parts.metrics.miss(error.reason)
+            self._parts.metrics.miss(error.reason)
             return False
-        if self._source.has_one_epoch:
-            self._epoch = header.sender_epoch
-        parts.memory.write(block.block_id, frame.payload)
-        self._landed.add(block.index)
-        parts.metrics.blocks_fetched += 1
-        parts.metrics.bytes_fetched += frame.payload.nbytes
-        self._on_block(block.index)
+        self._on_block(block.index, is_exact)
         return True
+
+    def _decline(self, verdict: TooSlow) -> None:
+        """The rest too: what is still promised would come no faster."""
+        given_up = len(self._in_flight) + len(self._ready) + len(self._promised)
+        log.info("%s is too slow (%s): %d blocks are computed here", self._source.name, verdict, given_up)
+        self._parts.metrics.declined += 1
+        self._parts.metrics.miss(MissReason.SLOW, given_up)
+        self._ready.clear()
+        self._no_more()
+
+    def _has_landed(self, block: WantedBlock) -> bool:
+        return block.index in self._landing.indices
 
     def _result(self) -> TransferResult:
         return TransferResult(
-            num_fetched=len(self._landed),
-            missing=tuple(block.index for block in self._wanted if block.index not in self._landed),
-            num_bytes=len(self._landed) * self._parts.layout.bytes_per_block,
+            num_fetched=len(self._landing.indices),
+            missing=tuple(block.index for block in self._wanted if not self._has_landed(block)),
+            num_bytes=self._landing.num_bytes,
             transfer_s=sum(stop - start for start, stop in self._busy),
             overlapped_s=sum(max(0.0, min(stop, self._published_all_s) - start) for start, stop in self._busy),
         )
@@ -246,4 +254,4 @@ class IncomingTransfer:
         metrics.transfers += 1
         metrics.transfer_s += result.transfer_s
         metrics.overlapped_s += result.overlapped_s
-        log.debug("transfer ended: %s", result)
+        log.debug("transfer from %s ended: %s", self._source.name, result)

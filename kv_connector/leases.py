@@ -25,7 +25,7 @@ class LeasedBlock:
     block_id: BlockId
     num_tokens: int
     num_borrowed: int = 0
-    header: bytes | None = None  # made when the block is first borrowed
+    num_payload_bytes: int = 0  # as it was last borrowed
 
 
 @dataclass(eq=False, slots=True)
@@ -52,6 +52,17 @@ class Leases:
         return sum(
             block.num_borrowed > 0 for transfer in self._transfers.values() for block in transfer.blocks.values()
         )
+
+    @property
+    def num_transfers(self) -> int:
+        return len(self._transfers)
+
+    def has(self, transfer_id: TransferId) -> bool:
+        """Some of its blocks are still here."""
+        return transfer_id in self._transfers
+
+    def payload_bytes(self, transfer_id: TransferId, key: BlockKey) -> int:
+        return self._transfers[transfer_id].blocks[key].num_payload_bytes
 
     def grant(self, transfer_id: TransferId, blocks: Sequence[LeasedBlock]) -> list[BlockId]:
         """Lease the blocks. What is returned found no place: the transfer has ended, or has that key already."""

@@ -20,32 +20,53 @@ class MissReason(Enum):
 
     ABSENT = "absent"
     TIMEOUT = "timeout"
+    SLOW = "slow"  # computing was faster
     PEER_LOST = "peer_lost"
     STORE_DOWN = "store_down"
 
 
 @dataclass(eq=False, slots=True)
 class TransferMetrics:
-    """Of one node, both directions. Counts only ever rise."""
+    """Of one node, both directions. Counts only ever rise; bytes are those that travel, as the codec made them."""
 
+    # In: from peers and stores.
+    transfers: int = 0
     blocks_fetched: int = 0
     bytes_fetched: int = 0
-    blocks_sent: int = 0  # handed to the transport, by a peer connector
-    bytes_sent: int = 0
-    blocks_stored: int = 0
-    bytes_stored: int = 0
-    blocks_already_stored: int = 0
-    retries: int = 0
-    store_failures: int = 0
-    leases_expired: int = 0  # transfers
-    transfers: int = 0
     transfer_s: float = 0.0
     overlapped_s: float = 0.0  # the part of `transfer_s` before the sender had published its last block
+    blocks_inexact: int = 0  # of those fetched: of another dtype or a lossy codec, so of use for one request only
+    retries: int = 0
+    declined: int = 0  # transfers, or their rest, since computing was faster
     misses: Counter[MissReason] = field(default_factory=Counter)
+
+    # Out: lent to a peer's transport.
+    blocks_sent: int = 0
+    bytes_sent: int = 0
+    send_s: float = 0.0  # while a transport held any
+    leases_expired: int = 0  # transfers
+
+    # Out: written to a store.
+    blocks_stored: int = 0
+    bytes_stored: int = 0
+    store_s: float = 0.0
+    blocks_already_stored: int = 0
+    blocks_not_stored: int = 0  # given up for want of a store, of time, or of room to wait
+
+    failures: Counter[str] = field(default_factory=Counter)  # of calls to the store, by direction: reading, writing
 
     def miss(self, reason: MissReason, num_blocks: int = 1) -> None:
         if num_blocks:
             self.misses[reason] += num_blocks
+
+    def stored(self, num_blocks: int, num_bytes: int, seconds: float) -> None:
+        self.blocks_stored += num_blocks
+        self.bytes_stored += num_bytes
+        self.store_s += seconds
+
+    @property
+    def store_failures(self) -> int:
+        return self.failures.total()
 
     @property
     def overlapped_share(self) -> float:

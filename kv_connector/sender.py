@@ -7,37 +7,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from kvasir.common.errors import KVTransferError
 from kvasir.engine.types import BlockId
-from kvasir.kv_connector.base import (
-    BlockHeader,
-    BlockKey,
-    BlockMemory,
-    Frame,
-    KVConnector,
-    StoreConnector,
-    Ticket,
-    TransferId,
-)
-from kvasir.kv_connector.header import checksum_of, max_payload_bytes, pack, store_key
+from kvasir.kv_connector.base import BlockKey, BlockMemory, Frame, KVConnector, Ticket, TransferId
+from kvasir.kv_connector.costs import RateMeter
+from kvasir.kv_connector.encoder import Encoder
+from kvasir.kv_connector.header import max_payload_bytes
 from kvasir.kv_connector.leases import LeasedBlock, Leases
 from kvasir.kv_connector.metrics import TransferMetrics
+from kvasir.kv_connector.outflow import Outflow
 from kvasir.kv_connector.settings import ConnectorSettings
-from kvasir.kv_connector.store_guard import StoreGuard
+from kvasir.kv_connector.store_writer import OutgoingBlock as OutgoingBlock
+from kvasir.kv_connector.store_writer import StoreWriter
 
 log = logging.getLogger(__name__)
-
-_STORE_GRACE_S = 1.0  # beyond its time, for a store to let go of what it reads
-
-
-@dataclass(frozen=True, slots=True)
-class OutgoingBlock:
-    index: int  # in the prompt's block table
-    key: BlockKey
-    block_id: BlockId
-    num_tokens: int
 
 
 class KVSender:
@@ -57,14 +40,17 @@ class KVSender:
         self.metrics = metrics or TransferMetrics()
         self._connector = connector
         self._memory = memory
-        self._kv_identity = kv_identity
-        self._epoch = epoch
         self._release_blocks = release_blocks
         self._settings = settings
         self._leases = Leases(settings.lease_s, clock)
-        self._guard = StoreGuard(f"writing to {connector.name}", settings.store_backoff_s, clock, self.metrics)
-        self._stores: set[asyncio.Task[None]] = set()
-        self._num_being_stored = 0
+        self._outgoing = RateMeter(memory.layout.bytes_per_block, settings.costs.forget_after_s, clock)
+        self._encoder = Encoder(memory, kv_identity, epoch, settings.codec, self._outgoing)
+        self._outflow = Outflow(self._outgoing, self.metrics, clock)
+        self._store = (
+            StoreWriter(connector, self._encoder, memory.layout, settings, self._give_back, clock, self.metrics)
+            if connector.is_store
+            else None
+        )
         self._expiry: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -75,33 +61,52 @@ class KVSender:
         """Closes the connector too. All blocks have been given back after it, but those that a store hangs on."""
         if self._expiry is not None:
             self._expiry.cancel()
-        if self._stores:
-            await asyncio.wait(self._stores, timeout=_STORE_GRACE_S)
+        if self._store is not None:
+            await self._store.close()
         for transfer_id in self._leases.all_transfers():
             self.abort(transfer_id)
         await self._connector.close()
 
     @property
+    def stored_as(self) -> str:
+        """The form in which this node's blocks get into a store: what receivers must ask for."""
+        return self._encoder.form
+
+    @property
     def num_leased_blocks(self) -> int:
-        return self._leases.num_blocks + self._num_being_stored
+        """Held for others: leased, or being written to a store."""
+        return self._leases.num_blocks + (self._store.num_blocks if self._store is not None else 0)
+
+    @property
+    def num_leases(self) -> int:
+        return self._leases.num_transfers
+
+    @property
+    def num_borrowed_blocks(self) -> int:
+        """That a transport reads now."""
+        return self._outflow.num_lent
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float | None:
+        """Of the way out, as last measured."""
+        return self._outgoing.bandwidth_bytes_per_s
+
+    def is_leased(self, transfer_id: TransferId) -> bool:
+        return self._leases.has(transfer_id)
 
     async def publish(self, ticket: Ticket, blocks: Sequence[OutgoingBlock]) -> None:
         """Returns when the blocks can be fetched. They are ours from here on, also where this raises."""
-        if not self._connector.is_store:
-            leased = [LeasedBlock(block.key, block.block_id, block.num_tokens) for block in blocks]
-            self._give_back(self._leases.grant(ticket.transfer_id, leased))
+        if self._store is not None:
+            await self._store.write(blocks)
             return
-        # A task of its own: neither a caller that is cancelled nor a store that hangs may free blocks that are
-        # still being read, and neither may a store that hangs keep the caller.
-        store = asyncio.create_task(self._store_and_give_back(self._connector, blocks))
-        self._stores.add(store)
-        store.add_done_callback(self._stores.discard)
-        store.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if only by us
-        await asyncio.wait({store}, timeout=self._allowance_s(len(blocks)) + _STORE_GRACE_S)
-        if not store.done():
-            self._guard.failed("it hangs")
-            raise KVTransferError(f"{self._connector.name} hangs; {len(blocks)} blocks wait for it")
-        store.result()
+        leased = [LeasedBlock(block.key, block.block_id, block.num_tokens) for block in blocks]
+        self._give_back(self._leases.grant(ticket.transfer_id, leased))
+
+    async def store(self, blocks: Sequence[OutgoingBlock]) -> None:
+        """As `publish`, for a store alone, where nobody waits for the blocks."""
+        if self._store is None:
+            raise ValueError(f"{self._connector.name} is no store")
+        await self._store.write(blocks)
 
     def commit(self, transfer_id: TransferId) -> None:
         """All blocks of the transfer are published."""
@@ -121,14 +126,17 @@ class KVSender:
         block = self._leases.borrow(transfer_id, key)
         if block is None:
             return None
-        payload = self._memory.read(block.block_id)
-        if block.header is None:
-            block.header = self._header(block.key, block.num_tokens, payload)
-        self.metrics.blocks_sent += 1
-        self.metrics.bytes_sent += payload.nbytes
-        return Frame(block.header, payload)
+        try:
+            frame = self._encoder.frame(block.key, block.block_id, block.num_tokens)
+        except BaseException:
+            self._give_back(self._leases.give_back(transfer_id, key))
+            raise
+        block.num_payload_bytes = frame.payload.nbytes
+        self._outflow.lent(frame.payload.nbytes)
+        return frame
 
     def give_back(self, transfer_id: TransferId, key: BlockKey) -> None:
+        self._outflow.given_back(self._leases.payload_bytes(transfer_id, key))
         self._give_back(self._leases.give_back(transfer_id, key))
 
     def released(self, transfer_id: TransferId) -> None:
@@ -140,47 +148,6 @@ class KVSender:
     def _give_back(self, block_ids: Sequence[BlockId]) -> None:
         if block_ids:
             self._release_blocks(block_ids)
-
-    def _header(self, key: BlockKey, num_tokens: int, payload: memoryview) -> bytes:
-        return pack(
-            BlockHeader(
-                kv_identity=self._kv_identity,
-                layout=self._memory.layout,
-                key=key,
-                num_tokens=num_tokens,
-                payload_bytes=payload.nbytes,
-                checksum=checksum_of(payload),
-                sender_epoch=self._epoch,
-            )
-        )
-
-    async def _store_and_give_back(self, store: StoreConnector, blocks: Sequence[OutgoingBlock]) -> None:
-        self._num_being_stored += len(blocks)
-        try:
-            await self._store(store, blocks)
-        finally:
-            self._num_being_stored -= len(blocks)
-            self._give_back([block.block_id for block in blocks])
-
-    async def _store(self, store: StoreConnector, blocks: Sequence[OutgoingBlock]) -> None:
-        layout = self._memory.layout
-        keys = [store_key(block.key, layout) for block in blocks]
-        with self._guard.attempt():
-            async with asyncio.timeout(self._allowance_s(len(blocks))):
-                stored = await store.contains(keys)
-                frames = []
-                for key, block, is_stored in zip(keys, blocks, stored, strict=True):
-                    if not is_stored:
-                        payload = self._memory.read(block.block_id)
-                        frames.append((key, Frame(self._header(block.key, block.num_tokens, payload), payload)))
-                if frames:
-                    await store.put(frames)
-        self.metrics.blocks_already_stored += len(blocks) - len(frames)
-        self.metrics.blocks_stored += len(frames)
-        self.metrics.bytes_stored += sum(frame.payload.nbytes for _, frame in frames)
-
-    def _allowance_s(self, num_blocks: int) -> float:
-        return self._settings.transfer_allowance_s(num_blocks * self._memory.layout.bytes_per_block)
 
     async def _expire(self) -> None:
         while True:

@@ -3,10 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvasir.kv_connector.costs import CostRule
+
+CODEC_SETTINGS = ("auto", "none", "lossless", "fp16", "int8")
+_SLOWER_THAN_MEASURED = 0.25
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectorSettings:
     name: str = "tcp"  # or memory, redis, shared_storage, an entry point, or "module:Class"
+
+    codec: str = "none"  # of what this node sends: none, lossless, fp16, int8; auto: none or lossless, by bandwidth
+    costs: CostRule = field(default_factory=CostRule)
 
     # tcp
     listen_host: str = "127.0.0.1"
@@ -28,13 +36,16 @@ class ConnectorSettings:
     lookup_timeout_s: float = 1.0
 
     lease_s: float = 30.0
-    # A published block is given up after base + bytes outstanding / bandwidth.
+    # A published block is given up after base + bytes outstanding / bandwidth: a quarter of what was measured; before
+    # there is a measurement, the one below.
     fetch_timeout_base_s: float = 5.0
     min_bandwidth_bytes_per_s: float = 32e6
 
     options: Mapping[str, str] = field(default_factory=dict)  # for connectors of third parties
 
     def __post_init__(self) -> None:
+        if self.codec not in CODEC_SETTINGS:
+            raise ValueError(f"codec must be one of {', '.join(CODEC_SETTINGS)}, got {self.codec!r}")
         if not 0 <= self.listen_port <= 65535:
             raise ValueError(f"listen_port must be 0 to 65535, got {self.listen_port}")
         for name in ("window_bytes", "store_ttl_s", "lookup_timeout_s", "lease_s", "fetch_timeout_base_s"):
@@ -43,6 +54,7 @@ class ConnectorSettings:
         if self.min_bandwidth_bytes_per_s <= 0:
             raise ValueError(f"min_bandwidth_bytes_per_s must be positive, got {self.min_bandwidth_bytes_per_s}")
 
-    def transfer_allowance_s(self, num_bytes: int) -> float:
+    def transfer_allowance_s(self, num_bytes: int, bandwidth_bytes_per_s: float | None = None) -> float:
         """How long so many bytes may take before they are given up."""
-        return self.fetch_timeout_base_s + num_bytes / self.min_bandwidth_bytes_per_s
+        slowest = _SLOWER_THAN_MEASURED * bandwidth_bytes_per_s if bandwidth_bytes_per_s else None
+        return self.fetch_timeout_base_s + num_bytes / (slowest or self.min_bandwidth_bytes_per_s)

@@ -1,4 +1,9 @@
-"""A store that is down, full or slow is left alone for a while, and then tried again."""
+"""A store that is down, full, read-only or slow is left alone for a while, and then tried again.
+
+working --failure--> left alone --time--> one tries --success--> working
+                        ^                    |
+                        +------ failure -----+           the others go without it meanwhile
+"""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -11,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class StoreGuard:
-    """One per direction: a store that is full can still be read."""
+    """One per direction ("reading from x", "writing to x"): a store that is full can still be read."""
 
     def __init__(self, what: str, backoff_s: float, clock: Callable[[], float], metrics: TransferMetrics) -> None:
         self._what = what
@@ -20,16 +25,19 @@ class StoreGuard:
         self._metrics = metrics
         self._closed_until_s = float("-inf")
         self._is_failing = False
+        self._is_tried = False
 
     @property
     def is_open(self) -> bool:
-        return self._clock() >= self._closed_until_s
+        return not self._is_tried and self._clock() >= self._closed_until_s
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
         """Around everything that is asked of the store. Raises at once while it is being left alone."""
         if not self.is_open:
             raise KVTransferError(f"{self._what} failed lately and is left alone")
+        tries = self._is_failing
+        self._is_tried |= tries
         try:
             yield
         except KVTransferError as error:
@@ -38,16 +46,19 @@ class StoreGuard:
         except TimeoutError as error:
             self.failed("no answer in time")
             raise KVTransferError(f"{self._what}: no answer in time") from error
+        finally:
+            self._is_tried &= not tries
         self._worked()
 
     def failed(self, why: str) -> None:
-        self._metrics.store_failures += 1
+        self._metrics.failures[self._what.partition(" ")[0]] += 1
         self._closed_until_s = self._clock() + self._backoff_s
         if not self._is_failing:
             log.warning("%s failed (%s); left alone for %g s, then tried again", self._what, why, self._backoff_s)
         self._is_failing = True
 
     def _worked(self) -> None:
-        if self._is_failing:
+        """Said by one that began before the failure, it is no news."""
+        if self._is_failing and self._clock() >= self._closed_until_s:
             log.info("%s works again", self._what)
-        self._is_failing = False
+            self._is_failing = False

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from kvasir.common.errors import InvalidRequest, KVTransferError, Overloaded
@@ -159,9 +160,7 @@ class PrefillNode(Node[PrefillRequest]):
         ]
         num_fetched = 0
         try:
-            entry.loading = self.receiver.fetch_stored(
-                wanted, lambda index: self.engine.block_loaded(request_id, index)
-            )
+            entry.loading = self.receiver.fetch_stored(wanted, partial(self.engine.block_loaded, request_id))
             num_fetched = (await entry.loading.done()).num_fetched
         except KVTransferError as error:
             log.warning("request %s: nothing loaded from the store: %s", request_id, error)

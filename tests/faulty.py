@@ -98,7 +98,7 @@ def _spoilt(fault: Fault, frame: Frame, last: Frame | None) -> Frame:
         case "epoch":
             header = replace(header, sender_epoch="another process")
         case "codec":
-            header = replace(header, codec="int8")
+            header = replace(header, codec="of tomorrow")
     return Frame(pack(header), frame.payload)
 
 

@@ -81,7 +81,7 @@ async def test_what_a_store_gave_twice_unusable_is_removed_from_it(settings: Con
             return
         keys = random_keys(NUM_BLOCKS)
         await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
-        assert (await pair.receiver.receiver.fetch_stored(pair.wanted(keys), pair.landed.append).done()).missing == (3,)
+        assert (await pair.receiver.receiver.fetch_stored(pair.wanted(keys), pair.on_block).done()).missing == (3,)
         assert await pair.receiver.receiver.lookup(keys) == 3
         await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
         assert pair.sender.metrics.blocks_stored == NUM_BLOCKS + 1

@@ -1,13 +1,15 @@
 """Promises, deadlines and leaving early, against a source that does as it is told."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 import pytest
 
 from kvasir.common.errors import KVTransferError
 from kvasir.engine.types import BlockId
 from kvasir.kv_connector.base import BlockHeader, BlockKey, Frame
+from kvasir.kv_connector.costs import ComputeCost, Rates
 from kvasir.kv_connector.header import checksum_of, pack
 from kvasir.kv_connector.incoming import IncomingTransfer, ReceiverParts, WantedBlock
 from kvasir.kv_connector.metrics import MissReason, TransferMetrics
@@ -21,6 +23,8 @@ WANTED = [WantedBlock(i, key, BlockId(i), 16) for i, key in enumerate(KEYS)]
 class Source:
     lost = MissReason.PEER_LOST
     has_one_epoch = True
+    name = "by script"
+    form: str | None = None
 
     def __init__(self) -> None:
         self.may_deliver = asyncio.Event()
@@ -60,13 +64,18 @@ class Source:
 
 
 class World:
-    def __init__(self, on_block: Callable[[int], None] | None = None, **changes: float) -> None:
-        settings = ConnectorSettings(**changes)  # type: ignore[arg-type]
+    def __init__(self, compute_s: ComputeCost = lambda num_tokens: None, **changes: Any) -> None:
+        settings = ConnectorSettings(**changes)
         self.memory, self.metrics, self.source = ArrayMemory(SMALL, 8), TransferMetrics(), Source()
         self.landed: list[int] = []
         clock = asyncio.get_running_loop().time
-        parts = ReceiverParts(self.memory, IDENTITY, settings, clock, self.metrics)
-        self.transfer = IncomingTransfer(parts, self.source, WANTED, on_block or self.landed.append)
+        self.rates = Rates(SMALL.bytes_per_block, settings.costs.forget_after_s, clock)
+        parts = ReceiverParts(self.memory, IDENTITY, settings, clock, self.metrics, self.rates)
+        self.transfer = IncomingTransfer(parts, self.source, WANTED, self.on_block, compute_s)
+
+    def on_block(self, index: int, is_exact: bool) -> None:
+        assert is_exact
+        self.landed.append(index)
 
 
 async def test_only_what_is_published_is_asked_for() -> None:

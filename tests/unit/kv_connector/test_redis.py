@@ -35,7 +35,7 @@ def server() -> Iterator[RedisServer]:
 
 
 async def fetch(pair: Pair, keys: list) -> tuple[int, ...]:  # type: ignore[type-arg]
-    result = await pair.receiver.receiver.fetch_stored(pair.wanted(keys), pair.landed.append).done()
+    result = await pair.receiver.receiver.fetch_stored(pair.wanted(keys), pair.on_block).done()
     assert all(pair.is_equal(index) for index in range(len(keys)) if index not in result.missing)
     return result.missing
 
@@ -71,7 +71,7 @@ async def test_a_server_frozen_in_mid_transfer_is_given_up_in_time(server: Redis
         keys = random_keys(40)
         await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
 
-        def strike(index: int) -> None:
+        def strike(index: int, is_exact: bool) -> None:
             if not pair.landed:
                 server.freeze()
             pair.landed.append(index)

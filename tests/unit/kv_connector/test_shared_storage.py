@@ -49,7 +49,7 @@ def file_of(settings: ConnectorSettings, name: StoreKey) -> Path:
 
 
 async def fetch(pair: Pair, keys: list) -> tuple[int, ...]:  # type: ignore[type-arg]
-    result = await pair.receiver.receiver.fetch_stored(pair.wanted(keys), pair.landed.append).done()
+    result = await pair.receiver.receiver.fetch_stored(pair.wanted(keys), pair.on_block).done()
     assert all(pair.is_equal(index) for index in range(len(keys)) if index not in result.missing)
     return result.missing
 

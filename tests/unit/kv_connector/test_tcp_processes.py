@@ -58,7 +58,7 @@ async def test_a_sender_that_dies_or_freezes_in_mid_transfer(how: signal.Signals
         asyncio.timeout(DEADLINE_S),
     ):
 
-        def strike(index: int) -> None:
+        def strike(index: int, is_exact: bool) -> None:
             if not landed:
                 process.send_signal(how)
             landed.append(index)

@@ -1,0 +1,66 @@
+"""Makes frames of a node's blocks: packed by the codec that was asked for, or by what pays."""
+
+import time
+from collections.abc import Callable
+
+from kvasir.engine.types import BlockId
+from kvasir.kv_connector.base import CODEC_NONE, BlockHeader, BlockKey, BlockMemory, Frame
+from kvasir.kv_connector.codec import encode, stored_as
+from kvasir.kv_connector.costs import CODEC_LOSSLESS, CodecSpeed, RateMeter, choose_codec
+from kvasir.kv_connector.header import checksum_of, pack
+
+AUTO = "auto"
+
+
+class Encoder:
+    """`outgoing` is what the way out was measured to give, in bytes as they travel."""
+
+    def __init__(
+        self,
+        memory: BlockMemory,
+        kv_identity: bytes,
+        epoch: str,
+        codec: str,
+        outgoing: RateMeter,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._memory = memory
+        self._kv_identity = kv_identity
+        self._epoch = epoch
+        self._setting = codec
+        self.outgoing = outgoing
+        self._clock = clock
+        self._lossless: CodecSpeed | None = None
+        self.form = stored_as(CODEC_NONE if codec == AUTO else codec, memory.layout)  # `auto` is exact
+
+    def codec(self) -> str:
+        """What the next block should be packed by."""
+        if self._setting != AUTO:
+            return self._setting
+        return choose_codec(self.outgoing.bandwidth_bytes_per_s, self._lossless)
+
+    def frame(self, key: BlockKey, block_id: BlockId, num_tokens: int) -> Frame:
+        """The payload lies in the node's cache where the codec leaves it as it is, and else in memory of its own.
+        Any thread may call it."""
+        codec, layout = self.codec(), self._memory.layout
+        plain = self._memory.read(block_id)
+        started_s = self._clock()
+        payload = encode(codec, plain, layout)
+        if codec == CODEC_LOSSLESS:
+            self._note(plain.nbytes, payload.nbytes, self._clock() - started_s)
+        header = BlockHeader(
+            kv_identity=self._kv_identity,
+            layout=layout,
+            key=key,
+            num_tokens=num_tokens,
+            payload_bytes=payload.nbytes,
+            checksum=checksum_of(payload),
+            sender_epoch=self._epoch,
+            codec=codec,
+        )
+        return Frame(pack(header), payload)
+
+    def _note(self, num_plain_bytes: int, num_bytes: int, seconds: float) -> None:
+        new = CodecSpeed(num_plain_bytes / max(seconds, 1e-9), num_plain_bytes / max(num_bytes, 1))
+        old = self._lossless or new
+        self._lossless = CodecSpeed(0.9 * old.bytes_per_s + 0.1 * new.bytes_per_s, 0.9 * old.ratio + 0.1 * new.ratio)

@@ -1,0 +1,103 @@
+"""Where an incoming transfer's blocks come from: a peer by its ticket, or a store by content."""
+
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+from kvasir.common.errors import KVTransferError
+from kvasir.engine.types import KVLayout
+from kvasir.kv_connector.base import BlockKey, Frame, PeerConnector, StoreConnector, Ticket
+from kvasir.kv_connector.header import store_key
+from kvasir.kv_connector.metrics import MissReason
+from kvasir.kv_connector.store_guard import StoreGuard
+
+log = logging.getLogger(__name__)
+
+
+class Source(Protocol):
+    """Where blocks come from: a peer by ticket, or a store."""
+
+    name: str  # for the log, and for what is remembered of its speed
+    lost: MissReason  # what it is called when the source fails as a whole
+    has_one_epoch: bool  # all blocks of a transfer come from one process
+    form: str | None  # of a store's blocks; None: a peer's headers say it
+
+    def fetch(self, keys: Sequence[BlockKey]) -> AsyncGenerator[tuple[BlockKey, Frame | None]]: ...
+    async def keep_alive(self) -> None: ...
+    async def finish(self, unusable: Sequence[BlockKey]) -> None:
+        """Nothing more is wanted; these keys gave unusable blocks twice."""
+        ...
+
+    def timed_out(self) -> None:
+        """Blocks did not come within their deadline."""
+        ...
+
+    def failed(self, error: KVTransferError) -> None: ...
+
+
+class FromPeer:
+    """A ticket's blocks, out of the memory of the node that computed them."""
+
+    lost = MissReason.PEER_LOST
+    has_one_epoch = True
+    form: str | None = None
+
+    def __init__(self, connector: PeerConnector, ticket: Ticket) -> None:
+        self.name = ticket.endpoints[0].address if ticket.endpoints else "nobody"
+        self._connector = connector
+        self._ticket = ticket
+
+    async def fetch(self, keys: Sequence[BlockKey]) -> AsyncGenerator[tuple[BlockKey, Frame | None]]:
+        if self._ticket.connector != self._connector.name:
+            raise KVTransferError(f"the ticket is for {self._ticket.connector}, this node has {self._connector.name}")
+        async with aclosing(self._connector.fetch(self._ticket, keys)) as frames:
+            async for item in frames:
+                yield item
+
+    async def keep_alive(self) -> None:
+        await self._connector.keep_alive(self._ticket)
+
+    async def finish(self, unusable: Sequence[BlockKey]) -> None:
+        await self._connector.release(self._ticket)
+
+    def timed_out(self) -> None:
+        log.warning("transfer %s: blocks did not come in time", self._ticket.transfer_id)
+
+    def failed(self, error: KVTransferError) -> None:
+        log.warning("transfer %s: %s", self._ticket.transfer_id, error)
+
+
+class FromStore:
+    """Blocks by content, from whoever stored them."""
+
+    lost = MissReason.STORE_DOWN
+    has_one_epoch = False
+
+    def __init__(self, store: StoreConnector, guard: StoreGuard, layout: KVLayout, form: str) -> None:
+        self.name = store.name
+        self.form: str | None = form
+        self._store = store
+        self._guard = guard
+        self._layout = layout
+
+    async def fetch(self, keys: Sequence[BlockKey]) -> AsyncGenerator[tuple[BlockKey, Frame | None]]:
+        names = {store_key(key, self._layout, self.form): key for key in keys}
+        with self._guard.attempt():
+            async with aclosing(self._store.fetch(list(names))) as frames:
+                async for name, frame in frames:
+                    yield names[name], frame
+
+    async def keep_alive(self) -> None:
+        """What is stored needs no lease."""
+
+    async def finish(self, unusable: Sequence[BlockKey]) -> None:
+        if unusable:
+            with self._guard.attempt():
+                await self._store.discard([store_key(key, self._layout, self.form) for key in unusable])
+
+    def timed_out(self) -> None:
+        self._guard.failed("blocks did not come in time")
+
+    def failed(self, error: KVTransferError) -> None:
+        """The guard has counted it, and says it once."""

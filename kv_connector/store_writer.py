@@ -1,0 +1,110 @@
+"""Blocks on their way into a store: what it lacks is packed and written, and every block is given back once it is read.
+
+No caller waits for a store that hangs, and none that goes away frees what is still being read.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from kvasir.common.errors import KVTransferError
+from kvasir.engine.types import BlockId, KVLayout
+from kvasir.kv_connector.base import CODEC_NONE, BlockKey, Frame, StoreConnector, StoreKey
+from kvasir.kv_connector.encoder import Encoder
+from kvasir.kv_connector.header import store_key
+from kvasir.kv_connector.metrics import TransferMetrics
+from kvasir.kv_connector.settings import ConnectorSettings
+from kvasir.kv_connector.store_guard import StoreGuard
+
+_GRACE_S = 1.0  # beyond its time, for a store to let go of what it reads
+_MAX_PACKED_BYTES = 32 << 20  # of blocks that are packed and written together
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingBlock:
+    index: int  # in the prompt's block table
+    key: BlockKey
+    block_id: BlockId
+    num_tokens: int
+
+
+Named = tuple[StoreKey, OutgoingBlock]
+
+
+class StoreWriter:
+    def __init__(
+        self,
+        store: StoreConnector,
+        encoder: Encoder,
+        layout: KVLayout,
+        settings: ConnectorSettings,
+        release_blocks: Callable[[Sequence[BlockId]], None],
+        clock: Callable[[], float],
+        metrics: TransferMetrics,
+    ) -> None:
+        self.num_blocks = 0  # being written
+        self._store = store
+        self._encoder = encoder
+        self._layout = layout
+        self._settings = settings
+        self._release_blocks = release_blocks
+        self._metrics = metrics
+        self._guard = StoreGuard(f"writing to {store.name}", settings.store_backoff_s, clock, metrics)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def write(self, blocks: Sequence[OutgoingBlock]) -> None:
+        """Returns when all of them can be fetched. They are ours from here on, also where this raises."""
+        task = asyncio.create_task(self._write_and_give_back(blocks))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if only by us
+        await asyncio.wait({task}, timeout=self._allowance_s(blocks) + _GRACE_S)
+        if not task.done():
+            self._guard.failed("it hangs")
+            raise KVTransferError(f"{self._store.name} hangs; {len(blocks)} blocks wait for it")
+        task.result()
+
+    async def close(self) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_GRACE_S)
+
+    def _allowance_s(self, blocks: Sequence[OutgoingBlock]) -> float:
+        num_bytes = len(blocks) * self._layout.bytes_per_block
+        return self._settings.transfer_allowance_s(num_bytes, self._encoder.outgoing.bandwidth_bytes_per_s)
+
+    async def _write_and_give_back(self, blocks: Sequence[OutgoingBlock]) -> None:
+        self.num_blocks += len(blocks)
+        try:
+            with self._guard.attempt():
+                await self._write_missing(blocks, time.monotonic() + self._allowance_s(blocks))
+        finally:
+            self.num_blocks -= len(blocks)
+            self._release_blocks([block.block_id for block in blocks])
+
+    async def _write_missing(self, blocks: Sequence[OutgoingBlock], deadline_s: float) -> None:
+        names = [store_key(block.key, self._layout, self._encoder.form) for block in blocks]
+        async with asyncio.timeout(deadline_s - time.monotonic()):
+            stored = await self._store.contains(names)
+        missing = [(name, block) for name, block, is_stored in zip(names, blocks, stored, strict=True) if not is_stored]
+        self._metrics.blocks_already_stored += len(blocks) - len(missing)
+        for part in self._parts(missing):
+            frames = await self._pack(part)
+            started_s, num_bytes = time.monotonic(), sum(frame.payload.nbytes for _, frame in frames)
+            async with asyncio.timeout(deadline_s - started_s):
+                await self._store.put(frames)
+            elapsed_s = time.monotonic() - started_s
+            self._encoder.outgoing.note(num_bytes, elapsed_s)
+            self._metrics.stored(len(frames), num_bytes, elapsed_s)
+
+    def _parts(self, missing: Sequence[Named]) -> Iterator[Sequence[Named]]:
+        size = max(1, _MAX_PACKED_BYTES // self._layout.bytes_per_block)
+        return (missing[start : start + size] for start in range(0, len(missing), size))
+
+    async def _pack(self, part: Sequence[Named]) -> list[tuple[StoreKey, Frame]]:
+        """On the event loop where that is a checksum alone; else on a thread, which nothing interrupts."""
+
+        def pack() -> list[tuple[StoreKey, Frame]]:
+            return [(name, self._encoder.frame(one.key, one.block_id, one.num_tokens)) for name, one in part]
+
+        return pack() if self._encoder.codec() == CODEC_NONE else await asyncio.to_thread(pack)
