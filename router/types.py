@@ -3,15 +3,9 @@ with `TokenDelta`s. Neither knows anything else of the other."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
-
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """What the output must match, as source: nodes compile it. `kvasir.router.grammar.sources` makes them."""
-
-    kind: Literal["json_schema", "regex", "lark"]
-    source: str
+from kvasir.common.grammar import Grammar as Grammar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,7 @@
 """Tokenizers small enough to make in a test: bytes and a few longer tokens."""
 
+from pathlib import Path
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from kvasir.router.text.tokenizer import TextTokenizer
@@ -9,6 +11,17 @@ SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 def byte_level() -> TextTokenizer:
     """As Llama 3, Qwen and SmolLM: every byte is a token; 'he', 'll' and ' w' are merged."""
+    return TextTokenizer(_byte_level(), SPECIAL_TOKENS)
+
+
+def save_byte_level(directory: Path) -> Path:
+    """Its tokenizer.json."""
+    path = directory / "tokenizer.json"
+    _byte_level().save(str(path))
+    return path
+
+
+def _byte_level() -> Tokenizer:
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("h", "e"), ("l", "l"), ("Ġ", "w")]
     vocabulary = {token: index for index, token in enumerate([*tokens, *("".join(merge) for merge in merges)])}
@@ -18,7 +31,7 @@ def byte_level() -> TextTokenizer:
     tokenizer.add_special_tokens([AddedToken("<s>"), AddedToken("</s>"), AddedToken("<|end|>")])
     bos = tokenizer.token_to_id("<s>")
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
-    return TextTokenizer(tokenizer, SPECIAL_TOKENS)
+    return tokenizer
 
 
 def byte_fallback() -> TextTokenizer:

@@ -1,16 +1,34 @@
 """Sources of grammars, from what a client asks for."""
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from kvasir.router.types import Grammar
+import orjson
+
+from kvasir.common.errors import InvalidRequest
+from kvasir.common.grammar import Grammar
+
+# At each place where JSON allows white space: enough for any indentation, but not without end, for small models are
+# fond of line breaks.
+_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
 
 
-def json_schema_grammar(schema: Any) -> Grammar:
-    """JSON text that the schema allows. Properties come in the schema's order."""
-    return Grammar("json_schema", json.dumps(schema, ensure_ascii=False, separators=(",", ":")))
+def json_schema_grammar(schema: Any, *, whitespace_pattern: str | None = _WHITESPACE) -> Grammar:
+    """JSON text that the schema allows, its properties in the schema's order. None: without white space.
+
+    Raises InvalidRequest for what is no schema at all; whether it means something is the checker's question.
+    """
+    if not isinstance(schema, dict):
+        raise InvalidRequest("a schema must be a JSON object")
+    options = (
+        {"whitespace_flexible": False} if whitespace_pattern is None else {"whitespace_pattern": whitespace_pattern}
+    )
+    try:
+        source = orjson.dumps(schema | {"x-guidance": options}).decode()
+    except TypeError as error:  # deeper than the encoder goes
+        raise InvalidRequest(f"the schema is nested too deeply: {error}") from None
+    return Grammar("json_schema", source)
 
 
 def json_object_grammar() -> Grammar:
@@ -28,5 +46,5 @@ def choice_grammar(choices: Sequence[str]) -> Grammar:
 
 
 def lark_grammar(source: str) -> Grammar:
-    """A context-free grammar in the Lark notation; the output is a `start`."""
+    """A context-free grammar in the Lark notation, whose first rule is `start`; or GBNF, whose first is `root`."""
     return Grammar("lark", source)
