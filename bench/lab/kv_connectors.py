@@ -85,7 +85,7 @@ class Side:
             for i, key in enumerate(keys)
         ]
         start_s = time.perf_counter()
-        transfer = self.receiver.start(Ticket(**ticket, endpoints=endpoints), wanted, lambda index: None)
+        transfer = self.receiver.start(Ticket(**ticket, endpoints=endpoints), wanted, lambda index, is_exact: None)
         transfer.progress(len(wanted), committed=True)
         result = await transfer.done()
         elapsed_s = time.perf_counter() - start_s
