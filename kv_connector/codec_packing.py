@@ -49,9 +49,10 @@ def pack_lossless(values: Bytes, layout: KVLayout) -> Bytes:
     planes = np.empty((bytes_of(layout) // num_values(layout), num_values(layout)), np.uint8)
     split_planes(values, planes)
     packed = [_shrink(plane) for plane in planes]
+    if TAG_BYTES + sum(4 + len(plane) for plane in packed) >= bytes_of(layout):
+        packed = list(planes)  # and so no payload is as long as the block itself, and could be taken for one
     lengths = np.array([len(plane) for plane in packed], "<u4")
-    parts = [_tag("lossless"), lengths.view(np.uint8), *packed]
-    return np.concatenate(parts)
+    return np.concatenate([_tag("lossless"), lengths.view(np.uint8), *packed])
 
 
 def unpack_lossless(payload: Bytes, layout: KVLayout) -> Bytes:

@@ -17,7 +17,7 @@ from kvasir.kernels.cpu.simd import (
     uint8_array,
     uint16_array,
     uint32_array,
-)  # fmt: skip
+)
 
 u32 = np.uint32
 

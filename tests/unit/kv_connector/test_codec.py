@@ -1,0 +1,362 @@
+"""Codecs: what goes in comes out, as exactly as promised, and nothing else is ever taken for it."""
+
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvasir.engine.types import KVLayout
+from kvasir.kernels.kv_codec import convert_reference
+from kvasir.kv_connector.base import BlockHeader, BlockKey, Frame
+from kvasir.kv_connector.codec import (
+    CODECS,
+    DTYPES,
+    STORED_FORMS,
+    decode,
+    encode,
+    is_exact,
+    max_payload_bytes,
+    payload_sizes,
+    stored_as,
+)
+from kvasir.kv_connector.errors import BadFrame
+from kvasir.kv_connector.header import Expected, checksum_of, pack, store_key, verify
+from kvasir.kv_connector.metrics import MissReason
+from kvasir.kv_connector.testing import IDENTITY, LARGE, SMALL
+
+KEY = BlockKey(bytes(range(32)))
+
+layouts = st.builds(
+    lambda layers, heads, head_dim, block_size, dtype: KVLayout(
+        num_layers=layers,
+        num_kv_heads=heads,
+        total_kv_heads=heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        dtype=dtype,
+    ),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.sampled_from([1, 3, 5, 8, 17, 64]),
+    st.sampled_from([1, 2, 5, 16]),
+    st.sampled_from(DTYPES),
+)
+codecs, dtypes, seeds = st.sampled_from(CODECS), st.sampled_from(DTYPES), st.integers(0, 2**32 - 1)
+
+
+def shape_of(layout: KVLayout) -> tuple[int, ...]:
+    return layout.num_layers, 2, layout.num_kv_heads, layout.block_size, layout.head_dim
+
+
+def some_block(layout: KVLayout, seed: int = 0) -> torch.Tensor:
+    """Values as a cache holds them: each channel of its own size, some of them much larger."""
+    rng = torch.Generator().manual_seed(seed)
+    channels = torch.exp2(torch.randint(-6, 7, (layout.head_dim,), generator=rng).float())
+    return (torch.randn(shape_of(layout), generator=rng) * channels).to(getattr(torch, layout.dtype))
+
+
+def bytes_of(block: torch.Tensor) -> memoryview:
+    return block.contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+def block_of(data: memoryview, layout: KVLayout) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy()).view(getattr(torch, layout.dtype)).view(
+        shape_of(layout)
+    )  # fmt: skip
+
+
+def header_of(codec: str, payload: memoryview, layout: KVLayout) -> BlockHeader:
+    return BlockHeader(
+        kv_identity=IDENTITY,
+        layout=layout,
+        key=KEY,
+        num_tokens=layout.block_size,
+        payload_bytes=payload.nbytes,
+        checksum=checksum_of(payload),
+        sender_epoch="e",
+        codec=codec,
+    )
+
+
+def expected_by(layout: KVLayout) -> Expected:
+    return Expected(kv_identity=IDENTITY, layout=layout, key=KEY, num_tokens=layout.block_size)
+
+
+def carried(codec: str, block: torch.Tensor, layout: KVLayout, into: KVLayout | None = None) -> torch.Tensor:
+    """As a receiver of layout `into` gets it, through all its checks."""
+    into = into or layout
+    payload = encode(codec, bytes_of(block), layout)
+    header = verify(Frame(pack(header_of(codec, payload, layout)), payload), expected_by(into))
+    decoded = decode(header, payload, into)
+    assert decoded.nbytes == into.bytes_per_block
+    return block_of(decoded, into)
+
+
+def by_definition(codec: str, block: torch.Tensor, into: KVLayout) -> torch.Tensor:
+    if codec == "fp16":
+        block = convert_reference(block, torch.float16)
+    return convert_reference(block, getattr(torch, into.dtype))
+
+
+def largest_error(block: torch.Tensor, layout: KVLayout, into: KVLayout) -> torch.Tensor:
+    """Of int8: half of a 127th of the row's largest value, and the rounding of the dtype that it ends in."""
+    largest = block.double().abs().amax(-1, keepdim=True)
+    rounding = {"float32": 2.0**-22, "bfloat16": 2.0**-8, "float16": 2.0**-10}[into.dtype]
+    return largest / 127 * 0.501 + largest * rounding + 2.0**-24
+
+
+@settings(max_examples=200, deadline=None)
+@given(codecs, layouts, dtypes, seeds)
+def test_what_goes_in_comes_out(codec: str, layout: KVLayout, dtype: str, seed: int) -> None:
+    block, into = some_block(layout, seed), replace(layout, dtype=dtype)
+    arrived = carried(codec, block, layout, into)
+    if codec == "int8":
+        assert bool(((arrived.double() - block.double()).abs() <= largest_error(block, layout, into)).all())
+    else:
+        assert torch.equal(arrived, by_definition(codec, block, into))
+    if is_exact(codec, layout, into):
+        assert bytes(bytes_of(arrived)) == bytes(bytes_of(block))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(["none", "lossless"]), layouts, seeds, st.integers(0, 3))
+def test_exact_codecs_bring_back_any_bits(codec: str, layout: KVLayout, seed: int, num_random: int) -> None:
+    """NaN with payloads, denormals, all equal: of no number are they allowed to make another."""
+    rng = np.random.default_rng(seed)
+    data = np.zeros(layout.bytes_per_block, np.uint8)
+    for start in rng.integers(0, len(data), num_random):
+        data[start:] = rng.integers(0, 256, len(data) - start)
+    payload = encode(codec, data.data, layout)
+    assert payload.nbytes in payload_sizes(codec, layout)
+    assert bytes(decode(header_of(codec, payload, layout), payload, layout)) == data.tobytes()
+
+
+def test_none_copies_nothing() -> None:
+    block = bytes_of(some_block(SMALL))
+    payload = encode("none", block, SMALL)
+    assert payload is block
+    assert decode(header_of("none", payload, SMALL), payload, SMALL) is payload
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_block_is_the_same_bytes_however_often_and_wherever_it_is_encoded(codec: str) -> None:
+    block = bytes_of(some_block(LARGE))
+    expected = bytes(encode(codec, block, LARGE))
+    with ThreadPoolExecutor(4) as threads:
+        payloads = list(threads.map(lambda _: bytes(encode(codec, block, LARGE)), range(16)))
+        headers = [header_of(codec, memoryview(payload), LARGE) for payload in payloads]
+        decoded = list(threads.map(lambda i: bytes(decode(headers[i], memoryview(payloads[i]), LARGE)), range(16)))
+    assert set(payloads) == {expected}
+    assert len(set(decoded)) == 1
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_payload_may_lie_anywhere_in_memory_and_be_read_only(codec: str) -> None:
+    block = some_block(SMALL)
+    payload = encode(codec, bytes_of(block), SMALL)
+    header = header_of(codec, payload, SMALL)
+    expected = bytes(decode(header, payload, SMALL))
+    for offset in range(1, 5):
+        buffer = memoryview(bytes(offset) + bytes(payload))
+        assert bytes(decode(header, buffer[offset:], SMALL)) == expected
+        shifted = memoryview(bytes(offset) + bytes(bytes_of(block)))
+        assert bytes(encode(codec, shifted[offset:], SMALL)) == bytes(payload)
+
+
+@settings(max_examples=50, deadline=None)
+@given(codecs, layouts, seeds, st.data())
+def test_what_lies_behind_the_last_token_changes_nothing_before_it(
+    codec: str, layout: KVLayout, seed: int, data: st.DataObject
+) -> None:
+    """A prompt's last block is partial; behind it lies what an earlier owner left, or NaN."""
+    num_tokens = data.draw(st.integers(1, layout.block_size))
+    block, dirty = some_block(layout, seed), some_block(layout, seed)
+    block[..., num_tokens:, :] = 0
+    dirty[..., num_tokens:, :] = data.draw(st.sampled_from([torch.nan, torch.inf, 6e4, -1.0]))
+    clean, arrived = carried(codec, block, layout), carried(codec, dirty, layout)
+    assert torch.equal(clean[..., :num_tokens, :], arrived[..., :num_tokens, :])
+
+
+def test_fp16_saturates_and_shows_what_is_not_finite() -> None:
+    block = torch.zeros(shape_of(SMALL))
+    block.view(-1)[:6] = torch.tensor([65519.0, 7e4, -3e38, torch.inf, -torch.inf, torch.nan])
+    arrived = carried("fp16", block, SMALL).view(-1)[:6].tolist()
+    assert arrived[:5] == [65504.0, 65504.0, -65504.0, torch.inf, -torch.inf]
+    assert np.isnan(arrived[5])
+
+
+def test_int8_shows_what_is_not_finite_in_its_row_alone() -> None:
+    block = some_block(SMALL)
+    block[0, 1, 0, 3, 5] = torch.nan
+    arrived = carried("int8", block, SMALL)
+    assert bool(arrived[0, 1, 0, 3].isnan().all())
+    assert int(arrived.isnan().sum()) == SMALL.head_dim
+
+
+def test_sizes_are_what_the_codecs_promise() -> None:
+    block = bytes_of(some_block(LARGE))
+    share = {codec: encode(codec, block, LARGE).nbytes / LARGE.bytes_per_block for codec in CODECS}
+    assert share["none"] == 1
+    assert 0.7 < share["lossless"] < 0.9
+    assert 0.5 < share["fp16"] < 0.501
+    assert 0.26 < share["int8"] < 0.27
+
+
+@given(layouts, codecs, dtypes)
+def test_no_block_is_larger_than_what_receivers_make_room_for(layout: KVLayout, codec: str, dtype: str) -> None:
+    other = replace(layout, dtype=dtype)
+    noise = np.random.default_rng(0).integers(0, 256, other.bytes_per_block).astype(np.uint8)
+    payload = encode(codec, noise.data, other)
+    assert payload.nbytes in payload_sizes(codec, other)
+    assert payload.nbytes <= max_payload_bytes(layout)
+
+
+# What is damaged.
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_no_change_on_the_way_goes_unseen(codec: str, data: st.DataObject) -> None:
+    payload = bytearray(encode(codec, bytes_of(some_block(SMALL)), SMALL))
+    header = pack(header_of(codec, memoryview(payload), SMALL))
+    kind = data.draw(st.sampled_from(["flip", "cut", "extend"]))
+    reasons = {MissReason.TRUNCATED}
+    if kind == "flip":
+        bit = data.draw(st.integers(0, len(payload) * 8 - 1))
+        payload[bit // 8] ^= 1 << bit % 8
+        reasons = {MissReason.CHECKSUM}
+    elif kind == "cut":
+        del payload[data.draw(st.integers(0, len(payload) - 1)) :]
+    else:
+        payload += data.draw(st.binary(min_size=1, max_size=50))
+    with pytest.raises(BadFrame) as caught:
+        verify(Frame(header, memoryview(payload)), expected_by(SMALL))
+    assert caught.value.reason in reasons
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@settings(max_examples=120, deadline=None)
+@given(st.data())
+def test_a_sender_that_makes_nonsense_and_signs_it_is_survived(codec: str, data: st.DataObject) -> None:
+    """The checksum is right, the payload is not: it is refused by name, or it is some block of the right size."""
+    payload = bytearray(encode(codec, bytes_of(some_block(SMALL)), SMALL))
+    for _ in range(data.draw(st.integers(1, 8))):
+        start = data.draw(st.integers(0, len(payload)))
+        payload[start : start + data.draw(st.integers(0, 9))] = data.draw(st.binary(max_size=9))
+    header = header_of(codec, memoryview(payload), SMALL)
+    frame, reason = Frame(pack(header), memoryview(payload)), None
+    try:
+        num_bytes = decode(verify(frame, expected_by(SMALL)), frame.payload, SMALL).nbytes
+    except BadFrame as error:
+        num_bytes, reason = 0, error.reason
+    assert num_bytes == SMALL.bytes_per_block or reason in (MissReason.TRUNCATED, MissReason.CODEC)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("named", [*CODECS, "", "zip", "INT8"])
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_payload_under_another_codecs_name_is_refused(codec: str, named: str, dtype: str) -> None:
+    if named == codec:
+        return
+    layout = replace(SMALL, dtype=dtype)
+    payload = encode(codec, bytes_of(some_block(layout)), layout)
+    header = header_of(named, payload, layout)
+    with pytest.raises(BadFrame) as caught:
+        decode(verify(Frame(pack(header), payload), expected_by(SMALL)), payload, SMALL)
+    assert caught.value.reason in (MissReason.TRUNCATED, MissReason.CODEC)
+    with pytest.raises(BadFrame):
+        decode(header, payload, SMALL)
+
+
+def lossless_of(planes: list[bytes], layout: KVLayout = LARGE) -> memoryview:
+    lengths = b"".join(len(plane).to_bytes(4, "little") for plane in planes)
+    return memoryview(b"kvc-zstd" + lengths + b"".join(planes))
+
+
+def test_a_bomb_takes_no_memory() -> None:
+    """Frames of a few KB that say or hold a GB; and one that wants a window of a GB before it says anything."""
+    size = LARGE.bytes_per_block // 4
+    zeros = bytes(1 << 20)
+    teller = zstandard.ZstdCompressor(level=19).compressobj(size=1 << 30)
+    bomb = b"".join(teller.compress(zeros) for _ in range(1 << 10)) + teller.flush()
+    silent = zstandard.ZstdCompressor(level=19).compressobj()
+    mute = b"".join(silent.compress(zeros) for _ in range(64)) + silent.flush()
+    wide_parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=27, write_content_size=1)
+    wide = bytearray(zstandard.ZstdCompressor(compression_params=wide_parameters).compress(bytes(size)))
+    liar = bytearray(zstandard.ZstdCompressor().compress(bytes(size + 1)))
+    liar[5] -= 1  # the lowest byte of what it says to hold: magic 4, descriptor 1, size
+    assert zstandard.get_frame_parameters(bytes(liar)).content_size == size
+    for frame in (bomb, mute, bytes(liar), b"", b"\x28\xb5\x2f\xfd", bytes(wide[:-3])):
+        payload = lossless_of([bytes(size), bytes(size), bytes(size), frame])
+        header = header_of("lossless", payload, LARGE)
+        tracemalloc.start()
+        with pytest.raises(BadFrame) as caught:
+            decode(header, payload, LARGE)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert caught.value.reason is MissReason.CODEC
+        assert peak_bytes < 4 * LARGE.bytes_per_block
+    good = lossless_of([bytes(size)] * 3 + [zstandard.ZstdCompressor().compress(bytes(size))])
+    assert bytes(decode(header_of("lossless", good, LARGE), good, LARGE)) == bytes(LARGE.bytes_per_block)
+
+
+def test_a_size_that_no_block_has_is_refused_by_the_header_alone() -> None:
+    for codec in CODECS:
+        for num_bytes in (0, payload_sizes(codec, SMALL)[0] - 1, payload_sizes(codec, SMALL)[-1] + 1, 2**63):
+            header = replace(header_of(codec, memoryview(b""), SMALL), payload_bytes=num_bytes)
+            with pytest.raises(BadFrame) as caught:
+                verify(Frame(pack(header), memoryview(b"")), expected_by(SMALL))
+            assert caught.value.reason is MissReason.TRUNCATED
+
+
+# What is exact, and under which name it is kept.
+
+
+def test_only_what_the_receiver_would_have_computed_itself_is_exact() -> None:
+    bf16, half = replace(SMALL, dtype="bfloat16"), replace(SMALL, dtype="float16")
+    exact = {
+        (codec, sender.dtype, into.dtype)
+        for codec in CODECS
+        for sender in (SMALL, bf16, half)
+        for into in (SMALL, bf16, half)
+        if is_exact(codec, sender, into)
+    }
+    assert exact == {(codec, dtype, dtype) for codec in ("none", "lossless") for dtype in DTYPES} | {
+        ("fp16", "float16", "float16")
+    }
+
+
+def test_exact_blocks_of_one_dtype_share_a_name_and_no_others_do() -> None:
+    assert stored_as("none", SMALL) == stored_as("lossless", SMALL) == "exact-float32"
+    forms = {stored_as(codec, replace(SMALL, dtype=dtype)) for codec in CODECS for dtype in DTYPES}
+    assert len(forms) == 3 + 3 + 2  # exact ones, int8, and fp16 of what is not float16 already
+    assert forms <= STORED_FORMS
+    assert store_key(KEY, SMALL) == store_key(KEY, SMALL, stored_as("lossless", SMALL))
+    assert len({store_key(KEY, SMALL, form) for form in forms}) == len(forms)
+
+
+@pytest.mark.parametrize("form", ["../../etc/passwd", "exact-float64", "exact", "int8-float32\0", "EXACT-FLOAT32"])
+def test_no_key_is_made_of_a_form_that_there_is_not(form: str) -> None:
+    with pytest.raises(ValueError, match="stored as"):
+        store_key(KEY, SMALL, form)
+
+
+@pytest.mark.parametrize("change", [{"dtype": "float64"}, {"head_dim": 9}, {"block_size": 8}, {"num_layers": 3}])
+def test_another_layout_than_ours_in_more_than_dtype_is_a_miss(change: dict[str, object]) -> None:
+    layout = replace(SMALL, **change)
+    payload = memoryview(bytes(SMALL.bytes_per_block))
+    with pytest.raises(BadFrame) as caught:
+        verify(Frame(pack(header_of("none", payload, layout)), payload), expected_by(SMALL))
+    assert caught.value.reason is MissReason.LAYOUT
+
+
+def test_a_codec_that_there_is_not_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="none, lossless, fp16, int8"):
+        encode("zip", memoryview(bytes(SMALL.bytes_per_block)), SMALL)
