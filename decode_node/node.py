@@ -77,7 +77,9 @@ class DecodeNode(Node[DecodeRequest]):
         stats, block_size = self.engine.stats(), self.limits.block_size
         newcomers = [entry.request.num_tokens for entry in self.in_flight if not entry.is_admitted]
         newcomers.append((len(message.prompt_token_ids) + sum(map(len, message.output_token_ids))) // 4)
-        if stats.num_running + stats.num_loading + len(newcomers) > self.limits.max_num_seqs:
+        seats = [len(entry.sequences) for entry in self.in_flight if not entry.is_admitted]
+        seats.append(min(max(message.num_sequences, 1), self.limits.max_num_seqs))  # more than there are take turns
+        if stats.num_running + stats.num_loading + sum(seats) > self.limits.max_num_seqs:
             raise Overloaded(f"all {self.limits.max_num_seqs} seats are taken or promised")
         num_wanted = sum(num_blocks_for(num_tokens, block_size) for num_tokens in newcomers)
         if num_wanted > stats.num_free_blocks and stats.num_free_blocks < stats.num_total_blocks:
@@ -99,12 +101,14 @@ class DecodeNode(Node[DecodeRequest]):
         entry = self.in_flight.find(session, message.handle)
         if entry is None:
             return  # it has ended meanwhile
-        if len(message.first) > 1 or any(first.sequence for first in message.first):
-            raise InvalidRequest("this node generates one sequence a request", "n")
-        token_ids = unpack_tokens(message.first[0].token_ids) if message.first else ()
-        if token_ids and max(token_ids) >= self.parts.vocab_size:
-            raise InvalidRequest(f"token id {max(token_ids)} is outside of the vocabulary")
-        self.engine.continue_with(entry.request_id, token_ids)
+        first = {one.sequence: unpack_tokens(one.token_ids) for one in message.first}
+        if first and max(first) >= len(entry.sequences):
+            raise InvalidRequest(f"the request has {len(entry.sequences)} sequences, none with index {max(first)}")
+        highest = max((token_id for token_ids in first.values() for token_id in token_ids), default=0)
+        if highest >= self.parts.vocab_size:
+            raise InvalidRequest(f"token id {highest} is outside of the vocabulary")
+        for sequence in reversed(range(len(entry.sequences))):  # the one that leads them is the last to go on
+            self.engine.continue_with(entry.sequences[sequence].request_id, first.get(sequence, ()))
 
     def _progress(self, session: Session, message: decode_pb2.ReportProgress) -> None:
         entry = self.in_flight.find(session, message.progress.handle)

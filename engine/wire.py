@@ -1,7 +1,8 @@
 """The only file here that knows proto: messages to the engine's values and back."""
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from kvasir.common.errors import (
     DeadlineExceeded,
@@ -11,6 +12,7 @@ from kvasir.common.errors import (
     Overloaded,
     ServingError,
 )
+from kvasir.common.grammar import Grammar
 from kvasir.common.hashing import BlockHash
 from kvasir.common.seeds import sequence_seed
 from kvasir.common.tokens import pack_tokens, unpack_tokens
@@ -28,6 +30,8 @@ from kvasir.engine.types import (
     SequenceOutput,
 )
 from kvasir.proto import common_pb2
+
+MAX_SEQUENCES = 128  # of one request
 
 _FINISH_REASONS = {
     None: common_pb2.FINISH_REASON_UNSPECIFIED,
@@ -72,8 +76,6 @@ def address_of(request_id: RequestId) -> SequenceAddress:
 
 def sampling_from_proto(message: common_pb2.SamplingParams, sequence: int = 0) -> SamplingParams:
     """A field that is absent switches its rule off, so a top_p or repetition_penalty of 0 reads as 1."""
-    if message.HasField("grammar"):
-        raise InvalidRequest("this node takes no grammars", "response_format")
     try:
         return SamplingParams(
             temperature=message.temperature,
@@ -92,9 +94,17 @@ def sampling_from_proto(message: common_pb2.SamplingParams, sequence: int = 0) -
             prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
             allowed_token_ids=unpack_tokens(message.allowed_token_ids),
             bad_words=tuple(unpack_tokens(word) for word in message.bad_words),
+            grammar=grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
         )
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
+
+
+def grammar_from_proto(message: common_pb2.Grammar) -> Grammar:
+    kind = message.WhichOneof("source")
+    if kind is None:
+        raise InvalidRequest("a grammar without a source")
+    return Grammar(kind, getattr(message, kind))
 
 
 def request_from_proto(
@@ -132,6 +142,35 @@ def request_from_proto(
         hand_off=hand_off,
         awaits=set(awaits),
     )
+
+
+def requests_from_proto(
+    session_id: str, handle: int, message: common_pb2.GenerationRequest, *, awaits: Collection[str] = (), **options: Any
+) -> tuple[Request, ...]:
+    """All sequences, the first of which leads the others. Options as for `request_from_proto`.
+
+    Sequences that have outputs of their own have more than the prompt to compute: they are asked for one by one.
+    """
+    num_sequences = max(message.num_sequences, 1)
+    if num_sequences > MAX_SEQUENCES:
+        raise InvalidRequest(f"at most {MAX_SEQUENCES} sequences a request, got {num_sequences}", "n")
+    if num_sequences > 1 and any(message.output_token_ids):
+        raise InvalidRequest("sequences that have begun are asked for one by one", "n")
+    leader = request_from_proto(SequenceAddress(session_id, handle, 0), message, awaits=awaits, **options)
+    for sequence in range(1, num_sequences):
+        sampling = replace(leader.sampling, seed=sequence_seed(message.sampling.seed, sequence), prompt_logprobs=None)
+        fork = Request(
+            request_id=request_id_of(SequenceAddress(session_id, handle, sequence)),
+            prompt_token_ids=leader.prompt_token_ids,  # never changed
+            sampling=sampling,
+            cache_salt=leader.cache_salt,
+            priority=leader.priority,
+            arrival_s=leader.arrival_s,
+            hand_off=leader.hand_off,
+            awaits=set(awaits) - {"blocks"},
+        )
+        leader.forks.append(fork)
+    return leader, *leader.forks
 
 
 def _check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:

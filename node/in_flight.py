@@ -1,6 +1,7 @@
 """The requests that a node has accepted and not ended, and the ways in which they begin and end.
 
-Every accepted request ends in exactly one of: finished, failed, cancelled.
+Every accepted request ends in exactly one of: finished, failed, cancelled. One with several sequences ends when the
+last of them does; one sequence that fails fails the request.
 """
 
 import asyncio
@@ -25,13 +26,22 @@ class InFlight:
 
     session: Session
     handle: int
-    request: Request
+    sequences: tuple[Request, ...]  # the first leads the others
     deadline: asyncio.TimerHandle | None = None
     is_admitted: bool = False
-    progress: Progress = field(init=False)
+    reason: FinishReason | None = None  # of what has finished so far: handed off, if anything was
+    open_sequences: set[int] = field(init=False)  # that have not ended yet
+    progress: tuple[Progress, ...] = field(init=False)  # of each sequence
 
     def __post_init__(self) -> None:
-        self.progress = Progress(self.request.arrival_s, len(self.request.prompt_token_ids))
+        self.open_sequences = set(range(len(self.sequences)))
+        num_prompt_tokens = len(self.request.prompt_token_ids)
+        self.progress = tuple(Progress(one.arrival_s, num_prompt_tokens) for one in self.sequences)
+
+    @property
+    def request(self) -> Request:
+        """The one that is admitted, whose blocks are loaded and reported."""
+        return self.sequences[0]
 
     @property
     def request_id(self) -> RequestId:
@@ -42,7 +52,7 @@ E = TypeVar("E", bound=InFlight)
 
 
 class InFlightRequests(Generic[E]):
-    """Found by engine id, or by session and handle.
+    """Found by the engine id of any of its sequences, or by session and handle.
 
     `on_end(entry, reason)` is told of each that ends; without a reason it has failed or is cancelled.
     """
@@ -61,18 +71,19 @@ class InFlightRequests(Generic[E]):
         self._vocab_size = vocab_size
         self._on_end = on_end
         self._by_id: dict[RequestId, E] = {}
+        self._by_handle: dict[tuple[Session, int], E] = {}
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        return len(self._by_handle)
 
     def __iter__(self) -> Iterator[E]:
-        return iter(tuple(self._by_id.values()))
+        return iter(tuple(self._by_handle.values()))
 
     def get(self, request_id: RequestId) -> E | None:
         return self._by_id.get(request_id)
 
     def find(self, session: Session, handle: int) -> E | None:
-        return self._by_id.get(_request_id(session, handle))
+        return self._by_handle.get((session, handle))
 
     def begin(
         self,
@@ -85,31 +96,33 @@ class InFlightRequests(Generic[E]):
         awaits: Collection[str] = (),
     ) -> E:
         """Accept a request, or raise InvalidRequest. It is not with the engine yet."""
-        if message.num_sequences > 1:
-            raise InvalidRequest(f"this node generates one sequence a request, got {message.num_sequences}", "n")
-        if _request_id(session, handle) in self._by_id:
+        if (session, handle) in self._by_handle:
             raise InvalidRequest(f"handle {handle} is in use")
-        request = wire.request_from_proto(
-            wire.SequenceAddress(session.session_id, handle, 0),
+        sequences = wire.requests_from_proto(
+            session.session_id,
+            handle,
             message,
             vocab_size=self._vocab_size,
             arrival_s=time.monotonic(),
             hand_off=hand_off,
             awaits=awaits,
         )
-        self._check_fits(request)
-        entry = make(session=session, handle=handle, request=request)
+        self._check_fits(sequences[0])
+        entry = make(session=session, handle=handle, sequences=sequences)
         if message.HasField("deadline_s"):
             loop = asyncio.get_running_loop()
             entry.deadline = loop.call_later(max(message.deadline_s, 0.0), self._deadline_passed, entry)
-        self._by_id[entry.request_id] = entry
-        self._metrics.started(entry.progress, request.sampling.max_tokens)
+        self._by_handle[session, handle] = entry
+        self._by_id.update((request.request_id, entry) for request in sequences)
+        self._metrics.started(entry.progress[0], sequences[0].sampling.max_tokens)
         return entry
 
-    def finish(self, entry: E, reason: FinishReason) -> None:
-        """The engine has given its last token."""
-        self._metrics.finished(entry.progress, reason.value)
-        self._remove(entry, reason)
+    def finish(self, entry: E, sequence: int, reason: FinishReason) -> None:
+        """The engine has given the sequence's last token."""
+        self._metrics.finished(entry.progress[sequence], reason.value)
+        if entry.reason is not FinishReason.HANDED_OFF:
+            entry.reason = reason
+        self._end(entry, sequence)
 
     def fail(self, entry: E, error: Exception) -> None:
         self._metrics.failed(error)
@@ -129,6 +142,14 @@ class InFlightRequests(Generic[E]):
         self._metrics.cancelled()
         self._stop(entry)
 
+    def cancel_sequence(self, entry: E, sequence: int) -> None:
+        """The others go on. Fine for one that has ended."""
+        if sequence in entry.open_sequences:
+            self._metrics.cancelled()
+            with suppress(EngineDead):
+                self._engine.cancel(entry.sequences[sequence].request_id)
+            self._end(entry, sequence)
+
     def cancel_all_of(self, session: Session) -> int:
         entries = [entry for entry in self if entry.session is session]
         for entry in entries:
@@ -137,18 +158,22 @@ class InFlightRequests(Generic[E]):
 
     def _stop(self, entry: E) -> None:
         with suppress(EngineDead):
-            self._engine.cancel(entry.request_id)
+            for request in entry.sequences:
+                self._engine.cancel(request.request_id)
         self._remove(entry, None)
 
+    def _end(self, entry: E, sequence: int) -> None:
+        entry.open_sequences.remove(sequence)
+        if not entry.open_sequences:
+            self._remove(entry, entry.reason)
+
     def _remove(self, entry: E, reason: FinishReason | None) -> None:
-        del self._by_id[entry.request_id]
+        del self._by_handle[entry.session, entry.handle]
+        for request in entry.sequences:
+            del self._by_id[request.request_id]
         if entry.deadline is not None:
             entry.deadline.cancel()
         self._on_end(entry, reason)
 
     def _deadline_passed(self, entry: E) -> None:
         self.fail(entry, DeadlineExceeded("the request's time is over"))
-
-
-def _request_id(session: Session, handle: int) -> RequestId:
-    return wire.request_id_of(wire.SequenceAddress(session.session_id, handle, 0))

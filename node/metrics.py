@@ -1,7 +1,7 @@
 """A node's metrics: vLLM's names where it has one, since dashboards depend on them, and ours beside them."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from kvasir.common.metrics import ITL_BUCKETS_S, LATENCY_BUCKETS_S, TOKEN_BUCKETS, TTFT_BUCKETS_S, Metrics
@@ -60,8 +60,9 @@ class NodeMetrics:
         self._max_tokens(max_tokens)
         self._prompt(progress.num_prompt_tokens)
 
-    def admitted(self, progress: Progress, admitted: Admitted) -> None:
-        progress.admitted_s = self._clock()
+    def admitted(self, sequences: Iterable[Progress], admitted: Admitted) -> None:
+        for progress in sequences:
+            progress.admitted_s = self._clock()
         self._queue(admitted.queue_s)
         self._prompt_tokens(len(admitted.request.prompt_token_ids))
 

@@ -164,7 +164,11 @@ class Node(ABC, Generic[E]):
 
     def _cancel(self, session: Session, message: common_pb2.CancelRequest) -> None:
         entry = self.in_flight.find(session, message.handle)
-        if entry is not None:
+        if entry is None:
+            return
+        if message.HasField("sequence"):
+            self.in_flight.cancel_sequence(entry, message.sequence)
+        else:
             self.in_flight.cancel(entry)
 
     # --- results ---------------------------------------------------------------------------------------------------
@@ -175,6 +179,10 @@ class Node(ABC, Generic[E]):
             self._on_admitted(admitted, outbox)
         for computed in result.computed:
             self.on_computed(self.in_flight.get(computed.request_id), computed)
+        for scored in result.prompt_logprobs:
+            entry = self.in_flight.get(scored.request_id)
+            if entry is not None:
+                outbox.to(entry.session).prompt_logprobs.append(wire.prompt_logprobs_to_proto(scored))
         for output in result.outputs:
             self._on_output(output, outbox)
         for failed in result.failed:
@@ -198,12 +206,13 @@ class Node(ABC, Generic[E]):
 
     def _on_output(self, output: SequenceOutput, outbox: Outbox) -> None:
         entry = self.in_flight.get(output.request_id)
-        if entry is None:
+        sequence = wire.address_of(output.request_id).sequence
+        if entry is None or sequence not in entry.open_sequences:
             return
-        self.metrics.generated(entry.progress, output)
+        self.metrics.generated(entry.progress[sequence], output)
         outbox.to(entry.session).outputs.append(wire.output_to_proto(output))
         if output.finish_reason is not None:
-            self.in_flight.finish(entry, output.finish_reason)
+            self.in_flight.finish(entry, sequence, output.finish_reason)
 
     def _on_crash(self, error: Exception) -> None:
         for entry in self.in_flight:

@@ -92,7 +92,8 @@ class PrefillNode(Node[PrefillRequest]):
 
     def _cancel_or_release(self, session: Session, message: common_pb2.CancelRequest) -> None:
         self._cancel(session, message)
-        self._let_go(session, message.handle)
+        if not message.HasField("sequence"):
+            self._let_go(session, message.handle)
 
     def _release(self, session: Session, message: prefill_pb2.ReleaseTicket) -> None:
         self._let_go(session, message.handle)
@@ -139,6 +140,8 @@ class PrefillNode(Node[PrefillRequest]):
             hashes = block_hashes(root, request.token_ids[: request.num_tokens - 1], block_size)
             num_cached = self.mirror.num_leading(hashes)
             keys = [BlockKey(block_hash) for block_hash in hashes]
+            if request.is_scoring:  # all of it must be computed
+                keys = []
             num_stored = await self.receiver.lookup(keys[num_cached:]) if len(keys) > num_cached else 0
             if self.in_flight.get(entry.request_id) is not entry:
                 return  # it has ended meanwhile

@@ -69,7 +69,8 @@ async def test_a_stop_token_ends_it() -> None:
         (request([], 4), "empty"),
         (request([997], 4), "vocabulary"),
         (request(list(range(300)), 4), "do not fit"),
-        (request([1], 4).__class__(num_sequences=2), "one sequence"),
+        (request([1], 4, num_sequences=129), "at most 128"),
+        (request([1], 4, num_sequences=2, output_token_ids=[b"\1\0\0\0"]), "one by one"),
     ],
 )
 async def test_what_can_never_run_is_refused(what: common_pb2.GenerationRequest, words: str) -> None:

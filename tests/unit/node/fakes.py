@@ -111,6 +111,9 @@ class Running:
         self.stub = stub
         self._command = command
         self.outputs: dict[int, list[int]] = {}
+        self.outputs_of: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # by (handle, sequence)
+        self.reasons: dict[tuple[int, int], int] = {}
+        self.prompt_logprobs: list[common_pb2.PromptLogprobs] = []
         self.finished: dict[int, int] = {}
         self.failed: dict[int, common_pb2.RequestFailed] = {}
         self.progress: dict[int, common_pb2.TicketProgress] = {}
@@ -145,8 +148,11 @@ class Running:
             self.failed[event.failed.handle] = event.failed
         for output in event.step.outputs:
             self.outputs.setdefault(output.handle, []).extend(unpack_tokens(output.token_ids))
+            self.outputs_of[output.handle, output.sequence] += unpack_tokens(output.token_ids)
             if output.finish_reason:
                 self.finished[output.handle] = output.finish_reason
+                self.reasons[output.handle, output.sequence] = output.finish_reason
+        self.prompt_logprobs += event.step.prompt_logprobs
         for progress in event.step.progress:
             self.progress[progress.handle] = progress
             self.progress_of[progress.handle].put_nowait(progress)
@@ -224,9 +230,12 @@ async def pair(settings: ConnectorSettings, **options: Any) -> AsyncIterator[tup
 
 def request(prompt: list[int], max_tokens: int = 8, **fields: Any) -> common_pb2.GenerationRequest:
     stop = fields.pop("stop_token_ids", [])
-    sampling = common_pb2.SamplingParams(max_tokens=max_tokens, stop_token_ids=pack_tokens(stop))
+    sampling = common_pb2.SamplingParams(
+        max_tokens=max_tokens, stop_token_ids=pack_tokens(stop), prompt_logprobs=fields.pop("prompt_logprobs", None)
+    )
+    fields.setdefault("num_sequences", 1)
     return common_pb2.GenerationRequest(
-        request_id="r", prompt_token_ids=pack_tokens(prompt), sampling=sampling, num_sequences=1, **fields
+        request_id="r", prompt_token_ids=pack_tokens(prompt), sampling=sampling, **fields
     )
 
 
@@ -246,9 +255,10 @@ def start_decode(
     return {"start": decode_pb2.StartDecode(handle=handle, request=what, ticket=ticket)}
 
 
-def continue_decode(handle: int, token_ids: list[int]) -> dict[str, Any]:
-    first = decode_pb2.FirstTokens(token_ids=pack_tokens(token_ids))
-    return {"continue_decode": decode_pb2.ContinueDecode(handle=handle, first=[first])}
+def continue_decode(handle: int, *token_ids: list[int]) -> dict[str, Any]:
+    """The first tokens of each sequence."""
+    first = [decode_pb2.FirstTokens(sequence=i, token_ids=pack_tokens(ids)) for i, ids in enumerate(token_ids)]
+    return {"continue_decode": decode_pb2.ContinueDecode(handle=handle, first=first)}
 
 
 def progress(handle: int, num_blocks: int, committed: bool) -> dict[str, Any]:
