@@ -5,6 +5,7 @@
 It listens on ports of its own, which it chooses by itself.
 """
 
+import threading
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
@@ -14,7 +15,9 @@ from kvasir.kv_connector.one_sided import OneSidedConnector
 from kvasir.kv_connector.one_sided_engine import Pool
 from kvasir.kv_connector.settings import ConnectorSettings
 
-_MAX_PIECES = 512  # of one call; it refuses more than about a thousand
+_MAX_PIECES = 64  # of one call
+# It has a few connections to a peer, and each gives up a piece after 30 s without progress, and begins the next.
+_GIVES_UP_S = 600.0
 
 
 class MooncakeConnector(OneSidedConnector):
@@ -33,6 +36,7 @@ class MooncakeEngine:
         self._host = host
         self._engine: Any = None
         self._lent: Pool | None = None
+        self._is_closing = threading.Event()
 
     def open(self, lent: Pool | None) -> bytes:
         self._engine = self._make_engine()
@@ -43,22 +47,24 @@ class MooncakeEngine:
         return f"{self._host}:{self._engine.get_rpc_port()}".encode()
 
     def connect(self, description: bytes, remote: Pool, local: Pool) -> "MooncakeChannel":
-        return MooncakeChannel(self._engine, description.decode(), remote, local)
+        return MooncakeChannel(self._engine, self._is_closing, description.decode(), remote, local)
 
     def close(self) -> None:
+        self._is_closing.set()
         if self._lent is not None:
             self._engine.unregister_memory(self._lent.address)
         self._engine = self._lent = None
 
 
 class MooncakeChannel:
-    def __init__(self, engine: Any, peer: str, remote: Pool, local: Pool) -> None:
+    def __init__(self, engine: Any, is_closing: threading.Event, peer: str, remote: Pool, local: Pool) -> None:
         self._engine = engine
+        self._is_closing = is_closing
+        self._has_failed = False
         self._peer = peer
         self._remote = remote
         self._local = local
         _check(engine.register_memory(local.address, local.num_bytes), "register_memory")
-        self.read([0], [0], 0)
 
     def read(self, remote: Sequence[int], local: Sequence[int], timeout_s: float) -> None:
         """The engine has time limits of its own, of half a minute: the caller leaves sooner."""
@@ -72,9 +78,13 @@ class MooncakeChannel:
                 [self._remote.address_of(theirs) for theirs, _, _ in some],
                 [length * size for _, _, length in some],
             )
+            self._has_failed |= status != 0
             _check(status, f"reading {len(some)} pieces from {self._peer}")
 
     def close(self) -> None:
+        """The engine does not say what of a read that failed may still arrive; its connections give up by and by."""
+        if self._has_failed and self._is_closing.wait(_GIVES_UP_S):
+            raise KVTransferError("closed soon after a read failed")
         self._engine.unregister_memory(self._local.address)
 
 

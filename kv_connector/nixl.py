@@ -5,8 +5,10 @@
 UCX listens on ports of its own, on the interfaces that UCX_NET_DEVICES names (default: all).
 """
 
+import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -19,7 +21,7 @@ from kvasir.kv_connector.one_sided_engine import Pool
 from kvasir.kv_connector.settings import ConnectorSettings
 
 _POLL_S = 0.0005
-_FIRST_READ_TIMEOUT_S = 5.0
+_HANGING_POLL_S = 0.05
 # The package `nixl` is a door to the other two, of which either will do where no CUDA is used.
 _MODULES = ("nixl._api", "nixl_cu12._api", "nixl_cu13._api")
 
@@ -36,58 +38,83 @@ class NixlEngine:
 
     def __init__(self, api: Any) -> None:
         self._api = api
-        self._agent: Any = None
+        self.agent: Any = None
         self._registered: Any = None
+        self.is_closing = threading.Event()
+        self._lock = threading.Lock()
+        self._num_channels: Counter[str] = Counter()  # by peer
 
     def open(self, lent: Pool | None) -> bytes:
         sync_mode = self._api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT  # each link has a thread of its own
         config = self._api.nixl_agent_config(backends=["UCX"], sync_mode=sync_mode)
-        self._agent = self._api.nixl_agent(uuid.uuid4().hex, config)
+        self.agent = self._api.nixl_agent(uuid.uuid4().hex, config)
         if lent is not None:
-            self._registered = self._agent.register_memory([(lent.address, lent.num_bytes, 0, "")], "DRAM")
-        return bytes(self._agent.get_agent_metadata())
+            self._registered = self.agent.register_memory([(lent.address, lent.num_bytes, 0, "")], "DRAM")
+        return bytes(self.agent.get_agent_metadata())
 
     def connect(self, description: bytes, remote: Pool, local: Pool) -> "NixlChannel":
-        return NixlChannel(self._agent, description, remote, local)
+        with self._lock:  # a peer is known as long as any channel needs it
+            peer = self.agent.add_remote_agent(description)
+            self._num_channels[peer] += 1
+        return NixlChannel(self, peer, remote, local)
+
+    def disconnect(self, peer: str) -> None:
+        with self._lock:
+            self._num_channels[peer] -= 1
+            if not self._num_channels[peer]:
+                self.agent.remove_remote_agent(peer)
 
     def close(self) -> None:
+        self.is_closing.set()
         if self._registered is not None:
-            self._agent.deregister_memory(self._registered)
-        self._agent = self._registered = None
+            self.agent.deregister_memory(self._registered)
+        self.agent = self._registered = None
 
 
 class NixlChannel:
     """Both pools are described to NIXL once, and a read names blocks by their numbers: describing 4096 blocks takes
     tens of milliseconds, naming them a fraction of one."""
 
-    def __init__(self, agent: Any, description: bytes, remote: Pool, local: Pool) -> None:
-        self._agent = agent
+    def __init__(self, engine: NixlEngine, peer: str, remote: Pool, local: Pool) -> None:
+        self._engine = engine
+        self._agent = agent = engine.agent
+        self._peer = peer
         self._registered = agent.register_memory([(local.address, local.num_bytes, 0, "")], "DRAM")
-        self._peer = agent.add_remote_agent(description)
         self._remote = agent.prep_xfer_dlist(self._peer, _blocks(remote), "DRAM")
         self._local = agent.prep_xfer_dlist("NIXL_INIT_AGENT", _blocks(local), "DRAM")
-        self.read([0], [0], _FIRST_READ_TIMEOUT_S)  # UCX connects when something is read, and not before
+        self._hanging: Any = None
 
     def read(self, remote: Sequence[int], local: Sequence[int], timeout_s: float) -> None:
-        deadline_s = time.monotonic() + timeout_s  # UCX itself waits for ever for a peer that is frozen or cut off
+        """UCX itself would wait for ever for a peer that is frozen or cut off."""
         handle = self._agent.make_prepped_xfer("READ", self._local, list(local), self._remote, list(remote))
-        try:
-            state = self._agent.transfer(handle)
-            while state == "PROC":
-                if time.monotonic() > deadline_s:
-                    raise KVTransferError(f"{len(local)} blocks were not there within {timeout_s:.1f} s")
-                time.sleep(_POLL_S)
-                state = self._agent.check_xfer_state(handle)
-            if state != "DONE":
-                raise KVTransferError(f"NIXL says {state}")
-        finally:
-            self._agent.release_xfer_handle(handle)  # also ends a read that is still under way
+        state = self._agent.transfer(handle)
+        deadline_s = time.monotonic() + timeout_s
+        while state == "PROC" and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+            state = self._agent.check_xfer_state(handle)
+        if state == "PROC":
+            self._hanging = handle
+            raise KVTransferError(f"{len(local)} blocks were not there within {timeout_s:.1f} s")
+        self._agent.release_xfer_handle(handle)
+        if state != "DONE":
+            raise KVTransferError(f"NIXL says {state}")
 
     def close(self) -> None:
+        """A read that hangs is waited for. It could be released at once, and its peer removed, and its bytes would
+        come all the same when the peer thaws."""
+        while self._hanging is not None and self._is_under_way(self._hanging):
+            if self._engine.is_closing.wait(_HANGING_POLL_S):
+                raise KVTransferError("closed while a read hangs")
         self._agent.release_dlist_handle(self._remote)
         self._agent.release_dlist_handle(self._local)
-        self._agent.remove_remote_agent(self._peer)
+        self._engine.disconnect(self._peer)
         self._agent.deregister_memory(self._registered)
+
+    def _is_under_way(self, handle: Any) -> bool:
+        try:
+            return bool(self._agent.check_xfer_state(handle) == "PROC")
+        except Exception:  # NIXL's way to say that the peer is gone, and with it the read
+            return False
 
 
 def _blocks(pool: Pool) -> Any:

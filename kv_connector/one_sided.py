@@ -19,10 +19,10 @@ from kvasir.kv_connector.one_sided_engine import Pool, ReadEngine
 from kvasir.kv_connector.one_sided_link import Link
 from kvasir.kv_connector.one_sided_server import LoanServer
 from kvasir.kv_connector.settings import ConnectorSettings
-from kvasir.kv_connector.staging import SetAside
 
-_CLOSE_TIMEOUT_S = 5.0
+_CLOSE_TIMEOUT_S = 1.0
 _LET_GO_TIMEOUT_S = 2.0
+_MAX_HANGING = 8  # each holds a staging buffer
 
 
 class OneSidedConnector:
@@ -40,7 +40,7 @@ class OneSidedConnector:
         self._port = 0
         self._max_payload_bytes = 0
         self._links: dict[str, tuple[Link, asyncio.Task[None]]] = {}
-        self._set_aside = SetAside()
+        self._hanging: set[Link] = set()  # lost in mid-read
 
     async def open(self, source: BlockSource, max_payload_bytes: int) -> None:
         self._max_payload_bytes = max_payload_bytes
@@ -53,12 +53,13 @@ class OneSidedConnector:
         for link, connecting in self._links.values():
             connecting.cancel()
             link.close("this node closes")
+        if self._server is not None:
+            await self._server.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await asyncio.gather(*(link.ended.wait() for link, _ in self._links.values()))
+        await asyncio.to_thread(self._engine.close)
         if self._server is not None:
-            await self._server.close()
-            await asyncio.to_thread(self._engine.close)
             self._server.take_all_back()
 
     @property
@@ -89,20 +90,26 @@ class OneSidedConnector:
 
     async def _link(self, address: str) -> Link:
         """A live link: the one that all transfers from there share, or a new one."""
-        while (known := self._links.get(address)) and known[0].why_lost:
-            # Two links of one engine to one peer would share a fate.
-            try:
+        known = self._links.get(address)
+        if known is not None and known[0].why_lost:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(_LET_GO_TIMEOUT_S):
                     await known[0].ended.wait()
-            except TimeoutError:
-                raise KVTransferError(f"{known[0].why_lost}, and is still being let go of") from None
             if self._links.get(address) is known:
                 del self._links[address]
+                self._hanging.add(known[0])
         if address not in self._links:
-            link = Link(address, self._engine, self._settings, self._max_payload_bytes, self._set_aside)
+            self._check_hanging()
+            link = Link(address, self._engine, self._settings, self._max_payload_bytes)
             connecting = asyncio.create_task(link.connect())
             connecting.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if only by us
             self._links[address] = link, connecting
         link, connecting = self._links[address]
         await asyncio.shield(connecting)
         return link
+
+    def _check_hanging(self) -> None:
+        """Memory is bounded, however often peers are lost in mid-read."""
+        self._hanging = {link for link in self._hanging if not link.ended.is_set()}
+        if len(self._hanging) >= _MAX_HANGING:
+            raise KVTransferError(f"reads from {_MAX_HANGING} lost peers hang; no new ones are begun")

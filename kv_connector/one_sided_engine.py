@@ -50,7 +50,12 @@ class ReadChannel(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Returns when nothing will be written to the local pool any more, whatever a frozen peer does when it thaws.
+
+        That may be never: the local pool stays where it is until then, or for ever if this raises.
+        """
+        ...
 
 
 class ReadEngine(Protocol):
@@ -59,14 +64,11 @@ class ReadEngine(Protocol):
         ...
 
     def connect(self, description: bytes, remote: Pool, local: Pool) -> ReadChannel:
-        """`description` comes from a node that knows the cluster's secret; `local` is of this process alone.
-
-        Returns when a first read will take no longer than later ones.
-        """
+        """`description` comes from a node that knows the cluster's secret; `local` is of this process alone."""
         ...
 
     def close(self) -> None:
-        """No one reads the pool any more when this returns."""
+        """Ends the waiting of channels that are being closed. No one reads the pool any more when this returns."""
         ...
 
 

@@ -6,6 +6,7 @@ A link does not mend: whatever happens to it fails all that waits for it, and th
 import asyncio
 import hmac
 import itertools
+import logging
 import os
 import time
 from collections import deque
@@ -20,8 +21,10 @@ from kvasir.kv_connector import one_sided_protocol as protocol
 from kvasir.kv_connector.base import BlockKey, Frame, TransferId
 from kvasir.kv_connector.one_sided_engine import Pool, ReadChannel, ReadEngine
 from kvasir.kv_connector.settings import ConnectorSettings
-from kvasir.kv_connector.staging import SetAside, Staging
+from kvasir.kv_connector.staging import Staging
 from kvasir.kv_connector.worker import Worker
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -60,15 +63,12 @@ class _Batch:
 
 
 class Link:
-    def __init__(
-        self, address: str, engine: ReadEngine, settings: ConnectorSettings, max_payload_bytes: int, aside: SetAside
-    ) -> None:
+    def __init__(self, address: str, engine: ReadEngine, settings: ConnectorSettings, max_payload_bytes: int) -> None:
         self.ended = asyncio.Event()  # the engine has let go of everything
         self._address = address
         self._engine = engine
         self._settings = settings
         self._max_payload_bytes = max_payload_bytes
-        self._aside = aside
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._worker = Worker(f"kv-{address}")
         self._numbers = itertools.count()
@@ -77,7 +77,6 @@ class Link:
         self._reading: asyncio.Task[None] | None = None
         self._staging: Staging | None = None
         self._channel: ReadChannel | None = None  # the worker's
-        self._num_unfinished_reads = 0
         self._num_remote_blocks = 0
         self._loan_s = 0.0
 
@@ -89,7 +88,6 @@ class Link:
     async def connect(self) -> None:
         """Returns when each side has proved that it knows the secret, and the engine can read."""
         try:
-            self._aside.check_room()
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 reader = await self._shake_hands()
         except Exception as error:
@@ -109,9 +107,7 @@ class Link:
             self._reading.cancel()
         if self._writer is not None:
             self._writer.transport.abort()
-        if self._staging is not None and self._num_unfinished_reads:
-            self._aside.add(self._staging)
-        self._worker.call(self._let_go).add_done_callback(lambda _: self.ended.set())
+        self._worker.call(self._let_go).add_done_callback(self._end)
         self._worker.stop()
 
     def say(self, *fields: bytes) -> None:
@@ -159,7 +155,7 @@ class Link:
     async def _get(
         self, request: bytes, answers: asyncio.Future[list[Answer]], slots: Sequence[int]
     ) -> list[Frame | None]:
-        asked_s = time.monotonic()
+        asked_s, staging = time.monotonic(), self._opened
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 found = await self._or_lost(answers)
@@ -174,14 +170,13 @@ class Link:
         if time.monotonic() > asked_s + self._loan_s:
             raise KVTransferError(f"{self._address}: blocks were read later than they were lent for")
         return [
-            Frame(answer.header, self._opened.slot(slot)) if isinstance(answer, Lent) else answer
+            Frame(answer.header, staging.slot(slot)) if isinstance(answer, Lent) else answer
             for slot, answer in zip(slots, found, strict=True)
         ]
 
     async def _read_lent(self, lent: dict[int, int]) -> None:
         """`lent` is slot -> the sender's block."""
         timeout_s = self._settings.transfer_allowance_s(len(lent) * self._opened.pool.block_bytes)
-        self._num_unfinished_reads += 1
         reading = self._worker.call(self._read_in_worker, list(lent.values()), list(lent), timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
@@ -189,14 +184,14 @@ class Link:
         except Exception as error:
             self.close(f"reading failed: {error!r}")
             raise KVTransferError(self.why_lost) from error
-        self._num_unfinished_reads -= 1
 
     def _read_in_worker(self, remote: Sequence[int], local: Sequence[int], timeout_s: float) -> None:
         assert self._channel is not None
         self._channel.read(remote, local, timeout_s)
 
     def _give_slots_back(self, batch: _Batch, _: object = None) -> None:
-        self._opened.put_back(batch.slots)
+        if self._staging is not None:
+            self._staging.put_back(batch.slots)
 
     async def _or_lost(self, awaitable: Awaitable[T]) -> T:
         """Its result, unless the link is lost before."""
@@ -243,10 +238,18 @@ class Link:
 
     def _connect_engine(self, engine: bytes, remote: Pool, local: Pool) -> None:
         self._channel = self._engine.connect(engine, remote, local)
+        self._channel.read([0], [0], _CONNECT_TIMEOUT_S)  # engines connect when something is read, and not before
 
     def _let_go(self) -> None:
         if self._channel is not None:
             self._channel.close()
+
+    def _end(self, letting_go: asyncio.Future[None]) -> None:
+        if letting_go.cancelled() or letting_go.exception():
+            log.warning("%s, and its reads cannot be ended: %r", self.why_lost, letting_go)
+            self._opened.keep_for_ever()
+        self._staging = None
+        self.ended.set()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         max_bytes = protocol.max_answer_bytes(self._max_payload_bytes)

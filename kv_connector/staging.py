@@ -1,16 +1,13 @@
 """Where an engine puts what it reads: slots of one block each, that no cache and no later owner knows of."""
 
 import asyncio
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector.one_sided_engine import Pool
 
-_SET_ASIDE_S = 60.0  # more than any engine goes on trying
-_MAX_SET_ASIDE = 8
+_never_freed: list["Staging"] = []
 
 
 class Staging:
@@ -46,19 +43,6 @@ class Staging:
         self._free = sorted([*self._free, *slots])
         self._has_free.set()
 
-
-class SetAside:
-    """Stagings that an engine may still write to, since a read from a lost peer cannot be called back."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._stagings: list[tuple[float, Staging]] = []
-
-    def add(self, staging: Staging) -> None:
-        self._stagings.append((self._clock() + _SET_ASIDE_S, staging))
-
-    def check_room(self) -> None:
-        """Memory is bounded, however often peers are lost in mid-read."""
-        self._stagings = [(until_s, staging) for until_s, staging in self._stagings if until_s > self._clock()]
-        if len(self._stagings) >= _MAX_SET_ASIDE:
-            raise KVTransferError(f"{_MAX_SET_ASIDE} peers were lost in mid-read lately; none is read from for a while")
+    def keep_for_ever(self) -> None:
+        """Somebody may still write here, and nobody can say until when."""
+        _never_freed.append(self)
