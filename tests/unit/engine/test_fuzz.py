@@ -14,6 +14,7 @@ from tests.unit.engine.world import Script, World
 
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
 SMALL = st.integers(0, 6)
+OFTEN_NOT = st.sampled_from([False, False, True])
 
 
 @st.composite
@@ -55,6 +56,7 @@ def some_script(draw: st.DrawFn, limits: Limits) -> Script:
         hand_off=kind in ("hand_off", "store"),
         loads=kind in ("store", "decode"),
         lost_blocks=frozenset(draw(st.sets(st.integers(0, num_blocks - 1)))),
+        inexact_blocks=frozenset(draw(st.sets(st.integers(0, num_blocks - 1)) if draw(OFTEN_NOT) else st.just(()))),
         blocks_per_tick=draw(st.integers(1, 4)),
         load_delay=draw(SMALL),
         continue_at=draw(SMALL) if kind in ("decode", "alone") else None,
@@ -104,6 +106,19 @@ def test_a_cancel_beside_the_first_token_that_ends_it() -> None:
     """Found by the fuzz: the end by length was on its way when the cancel came. It is told once, without tokens."""
     loading = Script((1,), 1, loads=True, continue_at=0, cancel_after=0)
     World(roomy(block_size=1, num_blocks=2), [Script((1,), 1), loading]).run()
+
+
+def test_what_is_not_exact_serves_its_own_request_alone() -> None:
+    """The same prompt four times at once, two of them on blocks that a lossy codec has changed; all are preempted."""
+    prompt = (5,) * 18
+    scripts = [
+        Script(prompt, 20, loads=True, continue_at=2, inexact_blocks=frozenset({1, 3})),
+        Script(prompt, 20, arrival=1),
+        Script(prompt, 9, arrival=2, hand_off=True, loads=True, inexact_blocks=frozenset({2})),
+        Script(prompt, 20, arrival=8, num_moved_tokens=2, loads=True, continue_at=9),
+    ]
+    for limits in (roomy(), roomy(num_blocks=12), roomy(num_blocks=12, max_num_batched_tokens=3)):
+        World(limits, scripts).run()
 
 
 def test_every_reader_of_a_prefix_gets_the_same() -> None:
