@@ -39,6 +39,8 @@ class BlockTables:
         self.pool.share(cached)
         request.block_table = cached
         request.num_computed_tokens = len(cached) * self._block_size
+        if not request.hand_off:
+            request.num_reported_blocks = max(request.num_reported_blocks, len(cached))
         return True
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
@@ -71,6 +73,7 @@ class BlockTables:
         fork.block_hashes = leader.block_hashes[:num_full]
         fork.inexact_from = leader.inexact_from
         fork.num_computed_tokens = num_tokens
+        fork.num_reported_blocks = num_full
         return True
 
     def advance(self, request: Request, num_computed_tokens: int) -> None:
@@ -98,12 +101,15 @@ class BlockTables:
     def report(self, request: Request) -> ComputedBlocks | None:
         """The blocks that became final since the last report, each with a reference for whoever reads it."""
         block_size, num_tokens = self._block_size, request.num_tokens_at_arrival
-        is_last = request.num_computed_tokens >= num_tokens
+        if not request.hand_off:
+            num_tokens = request.num_computed_tokens
+        is_last = request.hand_off and request.num_computed_tokens >= num_tokens
         first, end = request.num_reported_blocks, self._num_full(request)
         if is_last:
             end = num_blocks_for(num_tokens, block_size)
         if end <= first:
             return None
+        self._hash_known_tokens(request)
         blocks = tuple(request.block_table[first:end])
         self.pool.share(blocks)
         self._reported.update(blocks)

@@ -140,7 +140,7 @@ class Ledger:
         return not request.hand_off and request.num_tokens >= self._scheduler.max_total_tokens
 
     def _report(self, request: Request) -> None:
-        report = self._tables.report(request) if request.hand_off else None
+        report = self._tables.report(request) if request.hand_off or request.reports_filled else None
         if report is not None:
             self._computed.append(report)
 

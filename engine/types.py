@@ -78,9 +78,11 @@ class FinishReason(Enum):
 class Request:
     """One sequence being generated on this node.
 
-    Two flags say what is special about it here:
+    Three fields say what is special about it here:
     `hand_off`   (prefill node) it ends with its first token, and its blocks are reported as they are computed, each
                  with a reference that the receiver of the report must release.
+    `reports_filled`  (decode node) its blocks, those with output tokens too, are reported like that when they are full;
+                 not the ones that were in the prefix cache.
     `awaits`     (decode node) after admission it stays LOADING until all of these have been called:
                  "blocks" -> `loading_done`, "continue" -> `continue_with`.
 
@@ -98,6 +100,7 @@ class Request:
     priority: int = 0  # lower is served earlier
     arrival_s: float = 0.0  # monotonic clock
     hand_off: bool = False
+    reports_filled: bool = False
     awaits: set[str] = field(default_factory=set)
 
     phase: Phase = Phase.WAITING
@@ -109,7 +112,7 @@ class Request:
     num_cached_tokens: int = 0  # found in this node's prefix cache at first admission
     num_output_at_arrival: int = 0  # output tokens that came with the request, when it has moved here
     num_awaited_tokens: int = 0  # tokens whose blocks were asked for from elsewhere; 0 again after a preemption
-    num_reported_blocks: int = 0  # of a `hand_off` request
+    num_reported_blocks: int = 0
     num_preemptions: int = 0
     order: tuple[int, int] = (0, 0)  # place in the queue, given by the scheduler: smaller is served earlier
     num_scored_tokens: int = 0  # of the prompt: the logprobs of those behind so many tokens have been given
@@ -240,10 +243,10 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class ComputedBlocks:
-    """Blocks [first_index, first_index + len(block_ids)) of a `hand_off` request are final.
+    """Blocks [first_index, first_index + len(block_ids)) of a `hand_off` or `reports_filled` request are final.
 
     Each carries one reference, to be given back by `release_blocks`. `hashes` holds None for the last block where it
-    is partial, and for blocks that are not exact; `is_last` says that these are the prompt's last ones.
+    is partial, and for blocks that are not exact; `is_last` says that these are the last of a prompt handed off.
     """
 
     request_id: RequestId
