@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from kvasir.common.errors import EngineDead, InvalidRequest
 from kvasir.engine.engine import Engine
+from kvasir.engine.grammar import Compiled
 from kvasir.engine.stats import EngineStats
 from kvasir.engine.types import BlockId, Failed, Request, RequestId, StepResult
 
@@ -69,11 +70,18 @@ class AsyncEngine:
         except TimeoutError:
             raise EngineDead(f"the engine did not stop within {deadline_s} s") from None
         self._thread.join()
+        if self._engine.grammars is not None:
+            self._engine.grammars.close()
 
     def submit(self, request: Request) -> None:
         """Raises InvalidRequest at once if it can never fit. Refused later, it comes back as `Failed`."""
         self._engine.check_fits(request)
+        grammar, grammars = request.sampling.grammar, self._engine.grammars
+        if grammar is not None and grammars is None:
+            raise InvalidRequest("this node knows no grammars")
         self._post(lambda engine: self._submit(engine, request))
+        if grammar is not None and grammars is not None:
+            grammars.start(grammar, lambda outcome: self._on_compiled(request, outcome))
 
     def cancel(self, request_id: RequestId) -> None:
         self._post(lambda engine: engine.cancel(request_id))
@@ -108,6 +116,14 @@ class AsyncEngine:
     def age_s(self) -> float:
         """Seconds since the last step ended; 0 while there is nothing to do."""
         return 0.0 if self._is_idle else self._clock() - self._alive_at_s
+
+    def _on_compiled(self, request: Request, outcome: Compiled | Exception) -> None:
+        """Called in any thread."""
+        with suppress(EngineDead):
+            if isinstance(outcome, Exception):
+                self._post(lambda engine: self._fail(engine, (*request.forks, request), outcome))
+            else:
+                self._post(lambda engine: engine.grammar_ready(request.request_id, outcome))
 
     def _post(self, command: Command, waiter: Waiter | None = None) -> None:
         with self._lock:
@@ -153,6 +169,11 @@ class AsyncEngine:
             self._on_loop(_resolve, waiter, command(self._engine))
         except Exception as error:
             self._on_loop(_reject, waiter, error)
+
+    def _fail(self, engine: Engine, requests: Sequence[Request], error: Exception) -> None:
+        for request in requests:
+            engine.cancel(request.request_id)
+        self._deliver(StepResult(engine.stats().step, failed=tuple(Failed(one.request_id, error) for one in requests)))
 
     def _submit(self, engine: Engine, request: Request) -> None:
         try:

@@ -111,12 +111,16 @@ class Ledger:
             self._scheduler.finish(request)
             self._outputs.append(SequenceOutput(request.request_id, (), FinishReason.LENGTH))
             return
+        if sampled.error is not None:
+            self._scheduler.finish(request)
+            self._failed.append(Failed(request.request_id, sampled.error))
+            return
         reason = None
         num_taken = 0
         for token_id in sampled.token_ids:
             request.output_token_ids.append(token_id)
             num_taken += 1
-            reason = self._finish_reason(request)
+            reason = self._finish_reason(request, sampled.completes_grammar)
             if reason is not None:
                 self._scheduler.finish(request)
                 break
@@ -125,9 +129,9 @@ class Ledger:
             SequenceOutput(request.request_id, sampled.token_ids[:num_taken], reason, sampled.logprobs[:num_taken])
         )
 
-    def _finish_reason(self, request: Request) -> FinishReason | None:
+    def _finish_reason(self, request: Request, completes_grammar: bool) -> FinishReason | None:
         """A stop token is part of the output; not to show it is up to the reader."""
-        if request.output_token_ids[-1] in request.sampling.stop_token_ids:
+        if completes_grammar or request.output_token_ids[-1] in request.sampling.stop_token_ids:
             return FinishReason.STOP
         if self._is_at_length(request):
             return FinishReason.LENGTH

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kvasir.engine.commit import Ledger
+from kvasir.engine.grammar import Grammars
 from kvasir.engine.scheduler import Scheduler
 from kvasir.engine.stats import EngineStats, StepMetrics, StepTimes
-from kvasir.engine.types import BlockId, Phase, Request, RequestId, Sampled, StepPlan, StepResult
+from kvasir.engine.types import BlockId, Matcher, Phase, Request, RequestId, Sampled, StepPlan, StepResult
 
 
 class ModelRunner(Protocol):
@@ -24,10 +25,15 @@ class Engine:
     """Not thread-safe: one thread owns it. `AsyncEngine` is that thread."""
 
     def __init__(
-        self, scheduler: Scheduler, model_runner: ModelRunner, clock: Callable[[], float] = time.monotonic
+        self,
+        scheduler: Scheduler,
+        model_runner: ModelRunner,
+        clock: Callable[[], float] = time.monotonic,
+        grammars: Grammars | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.model_runner = model_runner
+        self.grammars = grammars  # None: requests must bring their matchers with them
         self.on_admitted: Callable[[StepResult], None] | None = None  # told before the forward pass, not after
         self.on_step: Callable[[StepMetrics], None] | None = None
         scheduler.tables.copy_block = model_runner.copy_block
@@ -56,6 +62,7 @@ class Engine:
         self.scheduler.check_fits(request)
 
     def submit(self, request: Request) -> None:
+        """With a grammar, and no matcher of it yet, it waits for `grammar_ready`."""
         self.scheduler.submit(request)
 
     def cancel(self, request_id: RequestId) -> None:
@@ -71,6 +78,9 @@ class Engine:
         request = self.scheduler.continue_with(request_id, list(token_ids))
         if request is not None:
             self._ledger.end_if_too_long(request)
+
+    def grammar_ready(self, request_id: RequestId, new_matcher: Callable[[], Matcher]) -> None:
+        self.scheduler.grammar_ready(request_id, new_matcher)
 
     def release_blocks(self, block_ids: Sequence[BlockId]) -> None:
         self.scheduler.release_blocks(block_ids)

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from kvasir.engine.engine import Engine
+from kvasir.engine.grammar import Grammars
 from kvasir.engine.identity import kv_identity
 from kvasir.engine.kv_cache import KVCache, default_budget_bytes, kv_layout, num_blocks_that_fit
 from kvasir.engine.model_runner import ModelRunner
@@ -59,7 +60,9 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
         "%s in %s on %s, %d threads; KV cache of %d blocks, %d tokens",
         info.name, info.dtype, device, torch.get_num_threads(), num_blocks, num_blocks * settings.block_size,
     )  # fmt: skip
-    return Engine(Scheduler(_limits(settings, info, num_blocks), info.kv_identity), runner), kv_cache, info
+    scheduler = Scheduler(_limits(settings, info, num_blocks), info.kv_identity)
+    grammars = Grammars(directory / "tokenizer.json", info.vocab_size, info.eos_token_ids)
+    return Engine(scheduler, runner, grammars=grammars), kv_cache, info
 
 
 def _max_model_len(settings: EngineSettings, config: ModelConfig) -> int:

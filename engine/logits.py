@@ -21,14 +21,16 @@ def processes_logits(request: Request) -> bool:
     )
 
 
-def process_logits(raw: Tensor, request: Request) -> Tensor:
-    """raw [V], left as it is -> [V]; -inf for what must not come"""
+def process_logits(raw: Tensor, request: Request, allowed: Tensor | None = None) -> Tensor:
+    """raw [V], left as it is -> [V]; -inf for what must not come. `allowed` [V]: what the grammar allows, if any"""
     params = request.sampling
     logits = raw.clone()
     if params.logit_bias:
         ids, biases = zip(*params.logit_bias, strict=True)
         logits[list(ids)] += torch.tensor(biases, dtype=logits.dtype, device=logits.device)
     _penalise(logits, request)
+    if allowed is not None:
+        logits.masked_fill_(~allowed.to(logits.device), -torch.inf)
     return _mask(logits, request)
 
 
@@ -46,19 +48,23 @@ def _penalise(logits: Tensor, request: Request) -> None:
 
 
 def _mask(logits: Tensor, request: Request) -> Tensor:
+    """A rule that leaves nothing to say gives way to those before it: grammar, allowed ids, banned ids."""
     params = request.sampling
     if params.allowed_token_ids:
         allowed = list(params.allowed_token_ids)
         only = torch.full_like(logits, -torch.inf)
         only[allowed] = logits[allowed]
-        logits = only
+        logits = _unless_empty(only, logits)
     banned = _banned_now(params, request.output_token_ids)
     if not banned:
         return logits
     rest = logits.clone()
     rest[banned] = -torch.inf
-    # A ban that leaves nothing to say gives way.
-    return rest if bool(rest.max() > -torch.inf) else logits
+    return _unless_empty(rest, logits)
+
+
+def _unless_empty(masked: Tensor, before: Tensor) -> Tensor:
+    return masked if bool(masked.max() > -torch.inf) else before
 
 
 def _banned_now(params: SamplingParams, outputs: list[int]) -> list[int]:

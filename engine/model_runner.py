@@ -1,5 +1,6 @@
 """Runs a step's plan: one forward pass over all its tokens, then one token for each request that is due one."""
 
+from concurrent.futures import Future
 from dataclasses import replace
 from math import isfinite
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvasir.engine.batch import BatchInputs, build_batch, decodes_first
+from kvasir.engine.grammar_step import GrammarMasks, Masks
 from kvasir.engine.kv_cache import KVCache
 from kvasir.engine.models.llama import LlamaForCausalLM
 from kvasir.engine.models.rope import rope_table
@@ -27,18 +29,22 @@ class ModelRunner:
         self._device = kv_cache.data.device
         cos, sin = rope_table(model.config.rope, model.config.head_dim, max_model_len)
         self._rope_table = cos.to(self._device), sin.to(self._device)
+        self._grammar_masks = GrammarMasks()
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> dict[RequestId, Sampled]:
         chunks = decodes_first(plan)
         batch = build_batch(chunks, self._kv_cache.layout.block_size, self._rope_table, self._device)
+        masks = self._grammar_masks.start([one for chunk in chunks for one in chunk.samplers])
         hidden = self._model.forward(batch, self._kv_cache.data)
-        return self._score(chunks, batch, hidden, self._sample(chunks, batch, hidden))
+        return self._score(chunks, batch, hidden, self._sample(chunks, batch, hidden, masks))
 
     def copy_block(self, source: BlockId, target: BlockId) -> None:
         self._kv_cache.copy(source, target)
 
-    def _sample(self, chunks: list[Chunk], batch: BatchInputs, hidden: Tensor) -> dict[RequestId, Sampled]:
+    def _sample(
+        self, chunks: list[Chunk], batch: BatchInputs, hidden: Tensor, masks: "Future[Masks]"
+    ) -> dict[RequestId, Sampled]:
         """hidden [T, C]; requests that sample from one chunk get the very same logits"""
         rows = [row for row, chunk in enumerate(chunks) if chunk.samplers]
         if not rows:
@@ -48,7 +54,8 @@ class ModelRunner:
         if len(samplers) > len(rows):
             logits = logits[[at for at, _ in samplers]]
         requests = [request for _, request in samplers]
-        return {request.request_id: one for request, one in zip(requests, sample(logits, requests), strict=True)}
+        sampled = sample(logits, requests, masks.result())
+        return {request.request_id: one for request, one in zip(requests, sampled, strict=True)}
 
     def _score(
         self, chunks: list[Chunk], batch: BatchInputs, hidden: Tensor, sampled: dict[RequestId, Sampled]

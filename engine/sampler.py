@@ -8,10 +8,13 @@ moved or recomputed and goes on with the same tokens.
 """
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from kvasir.common.errors import InvalidRequest
+from kvasir.engine.grammar_step import Masks, advanced
 from kvasir.engine.logits import process_logits, processes_logits
 from kvasir.engine.types import PositionLogprobs, Request, Sampled
 
@@ -20,27 +23,30 @@ from kvasir.engine.types import PositionLogprobs, Request, Sampled
 _CANDIDATES = (64, 1024)  # top-p is looked for among so many best ones first; sorting all takes milliseconds
 
 
-def sample(logits: Tensor, requests: Sequence[Request]) -> list[Sampled]:
+def sample(logits: Tensor, requests: Sequence[Request], masks: Masks = MappingProxyType({})) -> list[Sampled]:
     """logits [R, V], the raw ones: left as they are -> the next token of each request"""
     finite = logits.sum(-1).isfinite().tolist()  # one that is not makes the sum so
     best: list[int] = logits.argmax(-1).tolist()
     return [
-        _sample_row(logits[row], request, best[row]) if finite[row] else Sampled(token_ids=(), is_finite=False)
+        _sample_row(logits[row], request, best[row], masks.get(request.request_id))
+        if finite[row]
+        else Sampled(token_ids=(), is_finite=False)
         for row, request in enumerate(requests)
     ]
 
 
-def _sample_row(raw: Tensor, request: Request, best: int) -> Sampled:
+def _sample_row(raw: Tensor, request: Request, best: int, mask: Tensor | InvalidRequest | None) -> Sampled:
+    if isinstance(mask, InvalidRequest):
+        return Sampled(error=mask)
     params = request.sampling
-    logits = process_logits(raw, request) if processes_logits(request) else raw
+    logits = raw if mask is None and not processes_logits(request) else process_logits(raw, request, mask)
     if not params.is_greedy:
         token = draw(logits, params.temperature, params.top_k, params.top_p, params.min_p,
                      uniform(params.seed, request.num_tokens))  # fmt: skip
     else:
         token = best if logits is raw else int(logits.argmax())
-    if params.logprobs is None:
-        return Sampled((token,))
-    return Sampled((token,), (position_logprobs(raw, token, params.logprobs),))
+    logprobs = () if params.logprobs is None else (position_logprobs(raw, token, params.logprobs),)
+    return advanced(request, Sampled((token,), logprobs))
 
 
 def draw(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, u: float) -> int:

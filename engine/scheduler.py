@@ -1,12 +1,23 @@
 """Who computes how many tokens in the next step."""
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvasir.common.errors import InvalidRequest
 from kvasir.engine.block_tables import BlockTables
 from kvasir.engine.preemption import choose_victim, preempt
-from kvasir.engine.types import Admitted, BlockId, Chunk, Limits, Phase, Request, RequestId, StepPlan, num_blocks_for
+from kvasir.engine.types import (
+    Admitted,
+    BlockId,
+    Chunk,
+    Limits,
+    Matcher,
+    Phase,
+    Request,
+    RequestId,
+    StepPlan,
+    num_blocks_for,
+)
 
 
 class Draft:
@@ -63,7 +74,8 @@ class Scheduler:
         """Accepted, to be computed here, and not computed yet; decoding is not queueing."""
         waiting = sum(request.num_tokens for request in self.waiting if "blocks" not in request.awaits)
         begun = sum(request.num_uncomputed_tokens for request in self.running if request.num_uncomputed_tokens > 1)
-        return waiting + begun
+        compiling = sum(one.num_uncomputed_tokens for one in self.loading if one.awaits == {"grammar"})
+        return waiting + begun + compiling
 
     def check_fits(self, request: Request) -> None:
         """Refuse what an empty cache could not serve. Reads nothing that ever changes, so any thread may ask."""
@@ -92,6 +104,8 @@ class Scheduler:
             self.requests[one.request_id] = one
         for fork in request.forks:
             fork.leader, fork.phase = request, Phase.FOLLOWING
+        if request.sampling.grammar is not None and request.matcher is None:
+            request.awaits.add("grammar")
         self._queue(request)
 
     def cancel(self, request_id: RequestId) -> None:
@@ -135,6 +149,17 @@ class Scheduler:
         if request.phase is Phase.LOADING:
             self._run_if_complete(request)
         return request
+
+    def grammar_ready(self, request_id: RequestId, new_matcher: Callable[[], Matcher]) -> None:
+        """Its grammar is compiled; each of its forks follows it by a matcher of its own."""
+        request = self.requests.get(request_id)
+        if request is None or "grammar" not in request.awaits:
+            return
+        for one in (request, *request.forks):
+            one.matcher = new_matcher()
+        request.awaits.discard("grammar")
+        if request.phase is Phase.LOADING:
+            self._run_if_complete(request)
 
     def fork(self, request: Request) -> None:
         """Where its prompt is computed by now, let those go on by themselves that have waited for it."""

@@ -11,11 +11,15 @@ the front, without a hole. Where a block came from (prefix cache, another node, 
 difference to anything after it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NewType
+from typing import NewType, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from kvasir.common.grammar import Grammar
 from kvasir.common.hashing import BlockHash
 
 RequestId = NewType("RequestId", str)  # one sequence of one client request on this node
@@ -42,6 +46,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None  # not None: each prompt token but the first is scored
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -60,6 +65,31 @@ class SamplingParams:
         return self.temperature == 0
 
 
+class Matcher(Protocol):
+    """One sequence's place in its grammar. Its methods raise InvalidRequest where it cannot go on, from then on."""
+
+    @property
+    def is_complete(self) -> bool:
+        """The grammar is satisfied, and allows nothing more."""
+        ...
+
+    def follow(self, output_token_ids: Sequence[int]) -> None:
+        """Read what is new of the output so far."""
+        ...
+
+    def take(self, token_id: int) -> None:
+        """One more, which is not among the output yet."""
+        ...
+
+    def allowed(self, stop_token_ids: Collection[int]) -> NDArray[np.bool_]:
+        """[V]: which tokens may come next; at least one.
+
+        An end-of-sequence token is among them where the grammar is satisfied; one that would not stop the request
+        (`ignore_eos`) only where nothing else is left.
+        """
+        ...
+
+
 class Phase(Enum):
     WAITING = "waiting"  # queued; owns no blocks
     LOADING = "loading"  # owns blocks and a seat; others may be writing into the blocks
@@ -69,7 +99,7 @@ class Phase(Enum):
 
 
 class FinishReason(Enum):
-    STOP = "stop"  # an end-of-sequence token or one of stop_token_ids
+    STOP = "stop"  # an end-of-sequence token, one of stop_token_ids, or nothing more that the grammar allows
     LENGTH = "length"  # max_tokens, or the model's length
     HANDED_OFF = "handed_off"  # prompt computed and first token sampled; a decode node goes on
 
@@ -84,7 +114,7 @@ class Request:
     `reports_filled`  (decode node) its blocks, those with output tokens too, are reported like that when they are full;
                  not the ones that were in the prefix cache.
     `awaits`     (decode node) after admission it stays LOADING until all of these have been called:
-                 "blocks" -> `loading_done`, "continue" -> `continue_with`.
+                 "blocks" -> `loading_done`, "continue" -> `continue_with`, "grammar" -> `grammar_ready`.
 
     Several sequences of one prompt: one of them leads, and the others are its `forks`. They wait until the leader has
     computed the prompt, then go on by themselves, on the same full blocks and on a copy of the partial last one. First
@@ -102,6 +132,8 @@ class Request:
     hand_off: bool = False
     reports_filled: bool = False
     awaits: set[str] = field(default_factory=set)
+
+    matcher: Matcher | None = None  # of `sampling.grammar`; its own, and never another request's
 
     phase: Phase = Phase.WAITING
     block_table: list[BlockId] = field(default_factory=list)
@@ -211,6 +243,8 @@ class Sampled:
     logprobs: tuple[PositionLogprobs, ...] = ()  # one a token, where asked for
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # one for each of the chunk's `scored` positions
     is_finite: bool = True  # False: the logits held NaN or infinity; token_ids mean nothing
+    completes_grammar: bool = False  # nothing may follow
+    error: Exception | None = None  # of this request alone; there is no token
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,52 @@
+"""What grammars do in a step: masks while the model computes, one token further after it has."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kvasir.common.errors import InvalidRequest
+from kvasir.engine.types import Request, RequestId, Sampled
+
+# Shapes: V vocabulary
+
+Masks = Mapping[RequestId, Tensor | InvalidRequest]  # [V] bool: may come next
+
+
+class GrammarMasks:
+    """Nothing of a request's grammar is touched elsewhere between `start` and its result."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-masks")
+
+    def start(self, requests: Sequence[Request]) -> "Future[Masks]":
+        """The masks of those that have a grammar, for the token that comes after their outputs so far."""
+        constrained = [request for request in requests if request.matcher is not None]
+        if not constrained:
+            nothing: Future[Masks] = Future()
+            nothing.set_result({})
+            return nothing
+        return self._thread.submit(lambda: {request.request_id: _mask(request) for request in constrained})
+
+
+def _mask(request: Request) -> Tensor | InvalidRequest:
+    assert request.matcher is not None
+    try:
+        request.matcher.follow(request.output_token_ids)
+        return torch.from_numpy(request.matcher.allowed(request.sampling.stop_token_ids))
+    except InvalidRequest as error:
+        return error
+
+
+def advanced(request: Request, sampled: Sampled) -> Sampled:
+    """The same, its token taken; marked where the grammar allows no other after it. Stop tokens are not its affair."""
+    matcher = request.matcher
+    if matcher is None or sampled.token_ids[-1] in request.sampling.stop_token_ids:
+        return sampled
+    try:
+        matcher.take(sampled.token_ids[-1])
+    except InvalidRequest as error:
+        return Sampled(error=error)
+    return replace(sampled, completes_grammar=matcher.is_complete)
