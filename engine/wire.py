@@ -266,6 +266,7 @@ def description_to_proto(
     eos_token_ids: Collection[int],
     connector: str,
     kv_endpoint: str = "",
+    kv_stored_as: str = "",
     metrics_address: str = "",
 ) -> common_pb2.NodeDescription:
     return common_pb2.NodeDescription(
@@ -285,6 +286,7 @@ def description_to_proto(
         num_total_blocks=limits.num_blocks,
         connector=connector,
         kv_endpoint=kv_endpoint,
+        kv_stored_as=kv_stored_as,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         metrics_address=metrics_address,
         eos_token_ids=pack_tokens(sorted(eos_token_ids)),

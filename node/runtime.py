@@ -134,6 +134,7 @@ class NodeProcess:
             eos_token_ids=model.eos_token_ids,
             connector=connector.name,
             kv_endpoint=connector.endpoint,
+            kv_stored_as=node.sender.stored_as,
             metrics_address=metrics_address,
         )
 

@@ -183,6 +183,7 @@ class Attempt:
                 if self._ticket is None:
                     self._num_cached_tokens = event.num_cached_tokens + event.num_fetched_tokens
             case wire.Transferred():
+                self._metrics.transferred(event)
                 self._is_transferred = True
                 self._release_if_done()
             case wire.PromptLogprobs():

@@ -4,9 +4,12 @@ end to end, is in `metrics.py`."""
 from collections.abc import Callable, Iterator
 
 from kvasir.common.metrics import ITL_BUCKETS_S, LATENCY_BUCKETS_S, Metrics, Sample
+from kvasir.router import wire
 from kvasir.router.life import Life, Mark
 from kvasir.router.nodes import Role
 from kvasir.router.pool import NodePool
+
+_SHARE_BUCKETS = tuple(step / 10 for step in range(11))
 
 
 class DispatchMetrics:
@@ -19,6 +22,13 @@ class DispatchMetrics:
         self.canaries = counter("kvasir:canaries", "Canary generations, by result.", ["result"])
         self._finished = counter("kvasir:dispatch_requests", "Sequences that left the dispatcher, by how.", ["outcome"])
         self._tokens = counter("kvasir:dispatch_tokens", "Tokens that nodes gave; the canary's and cut off ones too.")
+        self._kv_blocks = counter("kvasir:kv_blocks_fetched", "Blocks that decode nodes took over.")
+        self._kv_bytes = counter("kvasir:kv_bytes_fetched", "Their bytes, as they travelled.")
+        self._kv_s = counter("kvasir:kv_transfer_seconds", "Time in which they were being fetched.")
+        self._kv_overlapped_s = counter("kvasir:kv_overlapped_seconds", "The part of it beside the prefill.")
+        self._kv_share = histogram(
+            "kvasir:kv_overlapped_share", "Of one transfer's time, the part beside the prefill.", _SHARE_BUCKETS
+        )
         self._queue_s = histogram("vllm:request_queue_time_seconds", "Received to dispatched.", LATENCY_BUCKETS_S)
         self._prefill_s = histogram(
             "vllm:request_prefill_time_seconds", "Dispatched to first token.", LATENCY_BUCKETS_S
@@ -30,6 +40,15 @@ class DispatchMetrics:
 
     def delivered(self, num_tokens: int) -> None:
         self._tokens(num_tokens)
+
+    def transferred(self, transfer: wire.Transferred) -> None:
+        """A decode node has what it will get of a ticket."""
+        self._kv_blocks(transfer.num_blocks_fetched)
+        self._kv_bytes(transfer.num_bytes)
+        self._kv_s(transfer.transfer_s)
+        self._kv_overlapped_s(transfer.overlapped_s)
+        if transfer.transfer_s > 0:
+            self._kv_share(min(1.0, transfer.overlapped_s / transfer.transfer_s))
 
     def finished(self, life: Life, reason: str) -> None:
         """Once for each request that got in, however it ended."""

@@ -29,6 +29,7 @@ class NodeInfo:
     kv_endpoint: str  # where receivers fetch from this node; empty for a store
     metrics_address: str
     eos_token_ids: frozenset[int]
+    kv_stored_as: str = ""  # a store: the form of this node's blocks; receivers must ask for it
 
     @property
     def max_tokens_held(self) -> int:
@@ -49,11 +50,11 @@ class NodeLoad:
 
 def pairing_refusal(newcomer: NodeInfo, member: NodeInfo) -> str:
     """Why KV of the one would be wrong on the other; empty if it would not."""
+    if newcomer.block_size != member.block_size:  # also part of the identity, but there one could not read it
+        return f"{newcomer.address} has block size {newcomer.block_size}, {member.address} has {member.block_size}"
     if newcomer.kv_identity != member.kv_identity:
         return (
             f"{newcomer.address} ({newcomer.model_name}) has KV identity {newcomer.kv_identity.hex()}, "
             f"{member.address} ({member.model_name}) has {member.kv_identity.hex()}"
         )
-    if newcomer.block_size != member.block_size:
-        return f"{newcomer.address} has block size {newcomer.block_size}, {member.address} has {member.block_size}"
     return ""

@@ -56,6 +56,8 @@ class Transferred:
     num_blocks_fetched: int
     num_tokens_recomputed: int
     transfer_s: float
+    overlapped_s: float = 0.0  # the part of it before the sender had published its last block
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,13 @@ def events_from_step(step: common_pb2.StepOutput) -> Iterator[tuple[int, Event]]
     for transfer in step.transfers:
         yield (
             transfer.handle,
-            Transferred(transfer.num_blocks_fetched, transfer.num_tokens_recomputed, transfer.transfer_s),
+            Transferred(
+                transfer.num_blocks_fetched,
+                transfer.num_tokens_recomputed,
+                transfer.transfer_s,
+                transfer.overlapped_s,
+                transfer.num_bytes,
+            ),
         )
     for prompt in step.prompt_logprobs:
         yield prompt.handle, PromptLogprobs(prompt.first_position, _logprobs(prompt.positions))
@@ -133,6 +141,7 @@ def node_from_proto(address: str, message: common_pb2.NodeDescription) -> NodeIn
         kv_endpoint=message.kv_endpoint,
         metrics_address=message.metrics_address,
         eos_token_ids=frozenset(unpack_tokens(message.eos_token_ids)),
+        kv_stored_as=message.kv_stored_as,
     )
 
 
@@ -196,7 +205,9 @@ def ticket_to(sender: NodeInfo, transfer_id: str) -> common_pb2.Ticket:
     """Where a receiver finds the blocks that `sender` will publish; a store has no endpoint."""
     endpoint = common_pb2.Endpoint(address=sender.kv_endpoint, first_kv_head=0, num_kv_heads=sender.num_kv_heads)
     endpoints = [endpoint] if sender.kv_endpoint else []
-    return common_pb2.Ticket(transfer_id=transfer_id, connector=sender.connector, endpoints=endpoints)
+    return common_pb2.Ticket(
+        transfer_id=transfer_id, connector=sender.connector, endpoints=endpoints, stored_as=sender.kv_stored_as
+    )
 
 
 def request_to_proto(

@@ -133,7 +133,7 @@ def test_nodes_of_another_model_or_block_size_are_refused_with_both_values() -> 
     other_model = pool.refusal(info("b:1", kv_identity=b"\x02"))
     assert "identity 02" in other_model
     assert "has 01" in other_model
-    other_size = pool.refusal(info("b:1", block_size=32))
+    other_size = pool.refusal(info("b:1", block_size=32, kv_identity=b"\x02"))  # the one is part of the other
     assert "block size 32" in other_size
     assert "has 16" in other_size
     with pytest.raises(NodeUnavailable, match="block size 32"):

@@ -74,6 +74,7 @@ def test_a_store_has_no_endpoint() -> None:
     assert (ticket.transfer_id, ticket.connector) == ("t", "tcp")
     assert [(one.address, one.first_kv_head, one.num_kv_heads) for one in ticket.endpoints] == [("a:2", 0, 2)]
     assert not wire.ticket_to(info(kv_endpoint=""), "t").endpoints
+    assert wire.ticket_to(info(kv_stored_as="int8-float32"), "t").stored_as == "int8-float32"
 
 
 def test_the_events_of_a_step_come_in_the_order_of_a_requests_life() -> None:
@@ -87,11 +88,20 @@ def test_the_events_of_a_step_come_in_the_order_of_a_requests_life() -> None:
         ],
         progress=[common_pb2.TicketProgress(handle=1, num_blocks=3, committed=True)],
         admitted=[common_pb2.RequestAdmitted(handle=1, num_cached_tokens=16, num_fetched_tokens=32)],
-        transfers=[common_pb2.TransferReport(handle=3, num_blocks_fetched=4, num_tokens_recomputed=5, transfer_s=0.5)],
+        transfers=[
+            common_pb2.TransferReport(
+                handle=3,
+                num_blocks_fetched=4,
+                num_tokens_recomputed=5,
+                transfer_s=0.5,
+                overlapped_s=0.25,
+                num_bytes=6,
+            )
+        ],
     )
     assert list(wire.events_from_step(step)) == [
         (1, wire.Admitted(16, 32)),
-        (3, wire.Transferred(4, 5, 0.5)),
+        (3, wire.Transferred(4, 5, 0.5, 0.25, 6)),
         (1, wire.Progress(3, True)),
         (1, wire.Tokens((5,), "handed_off", (PositionLogprobs(((5, -0.5),), 2),))),
         (2, wire.Tokens((6, 7), None, ())),
