@@ -16,6 +16,16 @@ class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
     model: Path | None = Field(default=None, description="Directory with the tokenizer and the chat template.")
     served_model_name: Words = Field(default=[], description="Names the API answers to; default: the model's own.")
     chat_template: str | None = Field(default=None, description="File with a Jinja template, instead of the model's.")
+    trust_request_chat_template: bool = Field(
+        default=False, description="A request may bring its own chat template; it is rendered in a process apart."
+    )
+    tool_call_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] = Field(
+        default="auto", description="How the model writes calls of tools; auto: as its chat template does."
+    )
+    enable_auto_tool_choice: bool = Field(default=True, description="The model may call tools on its own account.")
+    reasoning_parser: Literal["auto", "none", "deepseek_r1", "qwen3"] = Field(
+        default="auto", description="How the model marks its thoughts; auto: as its chat template does."
+    )
     api_key: Words = Field(default=[], description="Keys that clients must send one of; empty: anybody may ask.")
     max_request_bytes: int = Field(default=32 << 20, gt=0, description="Longest HTTP body; more is answered with 413.")
     max_logprobs: int = Field(default=20, ge=0, description="Most alternatives a client may ask for.")

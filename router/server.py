@@ -16,7 +16,9 @@ from kvasir.router.config import RouterConfig
 from kvasir.router.http_server import running_http_server
 from kvasir.router.metrics import RouterMetrics
 from kvasir.router.openai.api import OpenAIApi
+from kvasir.router.openai.reading import habits_of
 from kvasir.router.page.routes import add_page
+from kvasir.router.text.chat_renderer import ChatRenderer
 from kvasir.router.text.chat_template import ChatTemplate, find_template
 from kvasir.router.text.tokenizer import TextTokenizer
 
@@ -29,7 +31,9 @@ async def serve(config: RouterConfig) -> None:
         raise ValueError("--model wants the directory with the model's tokenizer")
     names = config.served_model_name or [config.model.resolve().name]
     tokenizer = TextTokenizer.load(config.model)
-    template = _chat_template(config.chat_template, config.model, tokenizer)
+    source = find_template(config.model) if config.chat_template is None else _read(config.chat_template)
+    template = None if source is None else ChatTemplate(source, tokenizer.special_tokens)
+    renderer = ChatRenderer(template, trusts_requests=config.trust_request_chat_template)
     secret = cluster_secret(os.environ, None if config.cluster_secret_file is None else str(config.cluster_secret_file))
     metrics = Metrics({"model_name": names[0]})
     router_metrics = RouterMetrics(metrics)
@@ -38,11 +42,17 @@ async def serve(config: RouterConfig) -> None:
         api = OpenAIApi(
             cluster.dispatcher,
             tokenizer,
-            template,
+            renderer,
             router_metrics,
             model_names=names,
             max_request_bytes=config.max_request_bytes,
             max_logprobs=config.max_logprobs,
+            habits=habits_of(
+                source,
+                tool_call_parser=config.tool_call_parser,
+                reasoning_parser=config.reasoning_parser,
+                enable_auto_tool_choice=config.enable_auto_tool_choice,
+            ),
         )
         app = create_app(api, cluster.dispatcher, ApiKeys(config.api_key), metrics, router_metrics)
         add_page(app, cluster.pool, router_metrics.recent, lambda: cluster.queue.num_waiting)
@@ -51,13 +61,13 @@ async def serve(config: RouterConfig) -> None:
             log.info("serving %s on http://%s:%d", ", ".join(names), config.host, server.port)
             await stop.first.wait()
             log.info("stopping: requests that run may end within %g s", config.shutdown_grace_s)
+    renderer.close()
     tokenizer.close()
     log.info("stopped")
 
 
-def _chat_template(path: str | None, model_dir: Path, tokenizer: TextTokenizer) -> ChatTemplate | None:
-    source = find_template(model_dir) if path is None else Path(path).read_text(encoding="utf-8")
-    return None if source is None else ChatTemplate(source, tokenizer.special_tokens)
+def _read(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8")
 
 
 class _StopSignals:

@@ -65,20 +65,25 @@ class Usage:
         self._num_prompt_tokens = sum(envelope.prompt_lengths)
         self._choices_a_prompt = envelope.num_choices // len(envelope.prompt_lengths)
         self._num_completion_tokens = 0
+        self._num_reasoning_tokens = 0
         self._num_cached_tokens: dict[int, int] = {}  # of each prompt, for its first choice
 
     def add(self, delta: ChoiceDelta) -> None:
         self._num_completion_tokens += len(delta.token_ids)
+        self._num_reasoning_tokens += delta.num_reasoning_tokens
         if delta.num_cached_tokens is not None and delta.index % self._choices_a_prompt == 0:
             self._num_cached_tokens[delta.index] = delta.num_cached_tokens
 
     def as_dict(self) -> dict[str, Any]:
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": self._num_prompt_tokens,
             "completion_tokens": self._num_completion_tokens,
             "total_tokens": self._num_prompt_tokens + self._num_completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._num_cached_tokens.values())},
         }
+        if self._num_reasoning_tokens:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self._num_reasoning_tokens}
+        return usage
 
 
 async def whole_answer(envelope: Envelope, shape: Shape, deltas: AsyncIterator[ChoiceDelta]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -21,10 +21,12 @@ from kvasir.router.openai.generation import ChoiceDelta, generate_choice, merge_
 from kvasir.router.openai.models import ChatBody, CompletionBody, GenerationBody
 from kvasir.router.openai.parsing import parse_body
 from kvasir.router.openai.prompts import Prompt, chat_prompt, completion_prompts
+from kvasir.router.openai.reading import ModelHabits, Reading, reading_of
 from kvasir.router.openai.routing import routed_requests
 from kvasir.router.openai.sampling import text_rules_of
 from kvasir.router.openai.sse import EventStream
-from kvasir.router.text.chat_template import ChatTemplate
+from kvasir.router.text.answer_reader import AnswerReader
+from kvasir.router.text.chat_renderer import ChatRenderer
 from kvasir.router.text.tokenizer import TextTokenizer
 from kvasir.router.types import Backend, ClusterLimits
 
@@ -46,16 +48,18 @@ class OpenAIApi:
         self,
         backend: Backend,
         tokenizer: TextTokenizer,
-        template: ChatTemplate | None,
+        renderer: ChatRenderer,
         metrics: RouterMetrics,
         *,
         model_names: Sequence[str],
         max_request_bytes: int,
         max_logprobs: int,
+        habits: ModelHabits,
     ) -> None:
         self._backend = backend
         self._tokenizer = tokenizer
-        self._template = template
+        self._renderer = renderer
+        self._habits = habits
         self._metrics = metrics
         self._model_names = tuple(model_names)
         self._max_request_bytes = max_request_bytes
@@ -121,9 +125,10 @@ class OpenAIApi:
         limits = self._begin(body, "top_logprobs")
         if body.top_logprobs and not body.logprobs:
             raise InvalidRequest("'top_logprobs' wants 'logprobs' to be true", "top_logprobs", "invalid_value")
-        prompt = await chat_prompt(body, self._template, self._tokenizer, limits)
+        reading = reading_of(body, self._habits)
+        prompt = await chat_prompt(body, self._renderer, self._tokenizer, limits, reading.plan.shown)
         shape = ChatShape(body, prompt, self._tokenizer)
-        return self._begun(body, record, limits, [prompt], shape, f"chatcmpl-{uuid.uuid4().hex}")
+        return self._begun(body, record, limits, [prompt], shape, f"chatcmpl-{uuid.uuid4().hex}", reading)
 
     def _begin(self, body: GenerationBody, logprobs_param: str) -> ClusterLimits:
         """What needs no tokenizer."""
@@ -144,12 +149,19 @@ class OpenAIApi:
         prompts: Sequence[Prompt],
         shape: Shape,
         response_id: str,
+        reading: Reading | None = None,
     ) -> Generation:
         requests = routed_requests(body, prompts, limits, self._tokenizer, response_id)
         rules = text_rules_of(body)
+        readers: Sequence[AnswerReader | None] = [None] * len(requests)
+        if reading is not None:
+            [prompt] = prompts
+            requests = [reading.constrained(request, prompt) for request in requests]
+            readers = [reading.new_reader(prompt) for _ in requests]
+            rules = replace(rules, shown_markers=reading.markers)
         choices = [
-            generate_choice(self._backend, request, index, self._tokenizer, rules)
-            for index, request in enumerate(requests)
+            generate_choice(self._backend, request, index, self._tokenizer, rules, reader)
+            for index, (request, reader) in enumerate(zip(requests, readers, strict=True))
         ]
         options = body.stream_options
         envelope = Envelope(

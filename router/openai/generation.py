@@ -7,6 +7,8 @@ from typing import cast
 
 from kvasir.common.errors import NodeUnavailable
 from kvasir.router.merge import merge
+from kvasir.router.text.answer_reader import AnswerReader
+from kvasir.router.text.parts import Part
 from kvasir.router.text.text_stream import TextRules, TextStream
 from kvasir.router.text.tokenizer import TextTokenizer
 from kvasir.router.types import Backend, PositionLogprobs, RoutedRequest, TokenDelta
@@ -24,24 +26,34 @@ class ChoiceDelta:
     logprobs: tuple[PositionLogprobs, ...]
     finish_reason: str | None
     num_cached_tokens: int | None
+    parts: tuple[Part, ...] | None = None  # of the text, where it is read; None: it is all content
+    num_reasoning_tokens: int = 0
     served_by: str = ""  # address of the node that sampled these tokens
 
 
 async def generate_choice(
-    backend: Backend, request: RoutedRequest, index: int, tokenizer: TextTokenizer, rules: TextRules
+    backend: Backend,
+    request: RoutedRequest,
+    index: int,
+    tokenizer: TextTokenizer,
+    rules: TextRules,
+    reader: AnswerReader | None = None,
 ) -> AsyncGenerator[ChoiceDelta, None]:
-    """Ends with the delta that has a finish reason, or raises. A stop string cancels the generation before that."""
+    """Ends with the delta that has a finish reason, or raises.
+
+    A stop string, or the only call that the answer may make, cancels the generation before its own end.
+    """
     text = TextStream(tokenizer, rules, request.sampling.stop_token_ids)
     final: ChoiceDelta | None = None
     tokens = cast(AsyncGenerator[TokenDelta, None], backend.generate(request))
     async with aclosing(tokens) as deltas:
         async for delta in deltas:
-            choice_delta = _read(delta, text, index)
+            choice_delta = _read(delta, text, index) if reader is None else _read_parts(delta, text, reader, index)
             if choice_delta.finish_reason is None:
                 yield choice_delta
                 continue
             final = choice_delta
-            if text.is_stopped:
+            if delta.finish_reason is None:
                 break  # else the generation comes to its own end
     if final is None:
         raise NodeUnavailable("the generation broke off")
@@ -65,6 +77,39 @@ def _read(delta: TokenDelta, text: TextStream, index: int) -> ChoiceDelta:
         finish_reason=finish_reason,
         num_cached_tokens=delta.num_cached_tokens,
         served_by=delta.served_by,
+    )
+
+
+def _read_parts(delta: TokenDelta, text: TextStream, reader: AnswerReader, index: int) -> ChoiceDelta:
+    """Token by token, so that what is counted does not depend on how many come at once."""
+    shown = ""
+    parts: list[Part] = []
+    num_taken = num_reasoning_tokens = 0
+    for token_id in delta.token_ids:
+        num_taken += 1
+        num_reasoning_tokens += reader.is_reasoning
+        piece = text.push((token_id,))
+        shown += piece
+        parts += reader.push(piece)
+        if text.is_stopped or reader.is_done:
+            break
+    finish_reason = "stop" if text.is_stopped or reader.is_done else delta.finish_reason
+    if finish_reason is not None:
+        rest = text.flush()
+        shown += rest
+        parts += reader.push(rest) + reader.flush(is_cut=finish_reason == "length")
+    if finish_reason == "stop" and reader.num_complete_calls > 0:
+        finish_reason = "tool_calls"
+    return ChoiceDelta(
+        index=index,
+        text=shown,
+        token_ids=delta.token_ids[:num_taken],
+        logprobs=delta.logprobs[:num_taken],
+        finish_reason=finish_reason,
+        num_cached_tokens=delta.num_cached_tokens,
+        served_by=delta.served_by,
+        parts=tuple(parts),
+        num_reasoning_tokens=num_reasoning_tokens,
     )
 
 

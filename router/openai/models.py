@@ -12,6 +12,7 @@ _INT32_MAX = 2**31 - 1
 TokenIds = list[Annotated[int, Field(ge=0, le=_INT32_MAX)]]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 MAX_CHOICES = 128  # in one request, over all its prompts
+MAX_TOOLS = 512
 
 
 class Body(BaseModel):
@@ -89,22 +90,82 @@ class CompletionBody(GenerationBody):
         return self.logprobs
 
 
+class FunctionCallBody(Body):
+    name: str
+    arguments: str  # JSON, as a model has written it
+
+
+class ToolCallBody(Body):
+    id: str
+    type: Literal["function"] | None = None
+    function: FunctionCallBody
+
+
 class MessageBody(Body):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Any = None  # a string or a list of parts
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: Any = None
+    tool_calls: Annotated[list[ToolCallBody], Field(max_length=1000)] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None  # an older name for the same
 
 
-class ChatBody(GenerationBody):
+class FunctionBody(Body):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.\-]{1,128}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # a JSON schema
+    strict: bool | None = None
+
+
+class ToolBody(Body):
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class FunctionName(Body):
+    name: str
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class AllowedToolList(Body):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedTools(Body):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedToolList
+
+
+ToolChoice = (
+    Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedTools, Field(discriminator="type")]
+)  # fmt: skip
+
+
+class ConversationBody(Body):
+    """What the chat template is given."""
+
     messages: Annotated[list[MessageBody], Field(min_length=1, max_length=10_000)]
+    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)] | None = None
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ChatBody(GenerationBody, ConversationBody):
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=_INT32_MAX)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def asked_max_tokens(self) -> int | None:

@@ -37,7 +37,9 @@ def parse_body(data: bytes, kind: type[B]) -> tuple[B, int]:
     """The body, and how many fields of it nobody knows; those are ignored, as OpenAI's servers do."""
     fields = _json_object(data)
     for name, asks_for_nothing in UNSUPPORTED.items():
-        if fields.get(name) is not None and not asks_for_nothing(fields[name]):
+        if name in kind.model_fields or fields.get(name) is None:
+            continue
+        if not asks_for_nothing(fields[name]):
             raise InvalidRequest(f"'{name}' is not supported yet", name, "unsupported_parameter")
     num_unknown = len(fields.keys() - kind.model_fields.keys() - ACCEPTED - UNSUPPORTED.keys())
     try:

@@ -1,24 +1,23 @@
 """What stands before the first generated token: prompts of a completion, the rendered conversation of a chat."""
 
-import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvasir.common.errors import InvalidRequest
-from kvasir.router.openai.models import MAX_CHOICES, ChatBody, CompletionBody, MessageBody
+from kvasir.router.openai.conversation import rendered_chat
+from kvasir.router.openai.models import MAX_CHOICES, ChatBody, CompletionBody
 from kvasir.router.openai.sampling import check_prompt, context_length_exceeded, max_prompt_tokens
-from kvasir.router.text.chat_template import ChatTemplate, Message
+from kvasir.router.text.chat_renderer import ChatRenderer
 from kvasir.router.text.tokenizer import TextTokenizer
 from kvasir.router.types import ClusterLimits
-
-_MANY_CHARS = 20_000  # a conversation this long is rendered off the event loop
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     token_ids: tuple[int, ...]
     text: str
+    begun_answer: str = ""  # how the text ends, where the answer goes on with a message that was begun
 
 
 async def completion_prompts(body: CompletionBody, tokenizer: TextTokenizer, limits: ClusterLimits) -> list[Prompt]:
@@ -36,27 +35,16 @@ async def completion_prompts(body: CompletionBody, tokenizer: TextTokenizer, lim
 
 
 async def chat_prompt(
-    body: ChatBody, template: ChatTemplate | None, tokenizer: TextTokenizer, limits: ClusterLimits
+    body: ChatBody,
+    renderer: ChatRenderer,
+    tokenizer: TextTokenizer,
+    limits: ClusterLimits,
+    tools: Sequence[dict[str, Any]] = (),
 ) -> Prompt:
     """The template writes the special tokens itself, so none are added to its text."""
-    if template is None:
-        raise InvalidRequest("this model has no chat template; use /v1/completions", "messages", "no_chat_template")
-    if body.continue_final_message and body.add_generation_prompt:
-        message = "'continue_final_message' and 'add_generation_prompt' exclude each other"
-        raise InvalidRequest(message, "continue_final_message")
-    messages = [_message(message, index) for index, message in enumerate(body.messages)]
-
-    def render() -> str:
-        return template.render(
-            messages,
-            add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
-            continue_final_message=body.continue_final_message or False,
-            template_kwargs=body.chat_template_kwargs,
-        )
-
-    is_long = sum(len(message["content"]) for message in messages) > _MANY_CHARS
-    text = await asyncio.to_thread(render) if is_long else render()
-    return await _tokenized(text, body.add_special_tokens or False, tokenizer, limits, "messages")
+    text, begun_answer = await rendered_chat(body, renderer, tools)
+    prompt = await _tokenized(text, body.add_special_tokens or False, tokenizer, limits, "messages")
+    return replace(prompt, begun_answer=begun_answer)
 
 
 async def _tokenized(
@@ -89,36 +77,3 @@ def _entries(prompt: Any) -> Sequence[str | list[int]]:
 
 def _is_list_of(value: Any, kind: type) -> bool:
     return isinstance(value, list) and all(type(entry) is kind for entry in value)
-
-
-def _message(message: MessageBody, index: int) -> Message:
-    """With its content as one text, which every template can read."""
-    if message.tool_calls:
-        param = f"messages[{index}].tool_calls"
-        raise InvalidRequest(f"'{param}' is not supported yet", param, "unsupported_parameter")
-    # OpenAI's newer name for the same role; templates know the older one.
-    role = "system" if message.role == "developer" else message.role
-    optional = {"name": message.name, "tool_call_id": message.tool_call_id}
-    given = {key: value for key, value in optional.items() if value is not None}
-    return {"role": role, "content": _content_text(message.content, message.role, index), **given}
-
-
-def _content_text(content: Any, role: str, index: int) -> str:
-    param = f"messages[{index}].content"
-    if isinstance(content, str):
-        return content
-    if content is None and role == "assistant":
-        return ""
-    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        raise InvalidRequest(f"'{param}' must be a string or a list of parts", param, "invalid_type")
-    return "".join(_part_text(part, f"{param}[{number}]") for number, part in enumerate(content))
-
-
-def _part_text(part: dict[str, Any], param: str) -> str:
-    kind = part.get("type")
-    if kind not in ("text", "input_text", "refusal"):
-        raise InvalidRequest(f"'{param}': {kind!r:.40} is not supported, only text is", param, "unsupported_content")
-    text = part.get("refusal" if kind == "refusal" else "text")
-    if not isinstance(text, str):
-        raise InvalidRequest(f"'{param}' has no text", param, "invalid_type")
-    return text

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvasir.common.errors import InvalidRequest
-from kvasir.router.openai.models import GenerationBody
 from kvasir.common.seeds import sequence_seed
+from kvasir.router.openai.models import GenerationBody
 from kvasir.router.text.text_stream import TextRules
 from kvasir.router.text.tokenizer import TextTokenizer
 from kvasir.router.types import ClusterLimits, Sampling

@@ -19,10 +19,23 @@ Message = dict[str, Any]
 _CUT_HERE = "\ue000kvasir-cut-here\ue001"
 
 
+class Arguments(dict[str, Any]):
+    """A call's arguments. Some templates want a mapping, some a text of JSON; to the latter it looks like one."""
+
+    def __str__(self) -> str:
+        return _to_json(self)
+
+    def __add__(self, text: Any) -> Any:
+        return str(self) + text
+
+    def __radd__(self, text: Any) -> Any:
+        return text + str(self)
+
+
 class ChatTemplate:
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
         self._template = _environment().from_string(source)
-        self._special_tokens = special_tokens
+        self.special_tokens = special_tokens
 
     def render(
         self,
@@ -30,6 +43,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[dict[str, Any]] = (),
         template_kwargs: dict[str, Any] | None = None,
     ) -> str:
         """Raises InvalidRequest where the template refuses the conversation."""
@@ -37,8 +51,8 @@ class ChatTemplate:
         if continue_final_message:
             final = messages[-1]
             messages[-1] = {**final, "content": (final.get("content") or "") + _CUT_HERE}
-        variables = {"tools": None, "documents": None, **self._special_tokens, **(template_kwargs or {})}
-        variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        variables = {"documents": None, **self.special_tokens, **(template_kwargs or {})}
+        variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt, "tools": [*tools] or None}
         try:
             text = self._template.render(variables)
         except (

@@ -15,8 +15,10 @@ class Start(Enum):
     ANSWERING = "answering"  # the prompt has closed them
 
 
-def start_of_answer(prompt: str, *, thinks_first: bool) -> Start:
-    """`prompt` as the template wrote it, with the beginning of an answer that is to be continued."""
+def start_of_answer(prompt: str, *, thinks_first: bool, begun: str = "") -> Start:
+    """`prompt` as the template wrote it; `begun`: the answer that it ends with, where one is to be continued."""
+    if begun:
+        return Start.THINKING if begun.rfind(OPEN) > begun.rfind(CLOSE) else Start.ANSWERING
     tail = prompt.rstrip()
     if tail.endswith(OPEN):
         return Start.THINKING

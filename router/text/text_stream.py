@@ -13,6 +13,7 @@ class TextRules:
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    shown_markers: frozenset[str] = frozenset()  # special tokens that are shown all the same
     min_tokens: int = 0  # so many tokens pass before a stop string counts
 
 
@@ -24,6 +25,7 @@ class TextStream:
         self._tokenizer = tokenizer
         self._rules = rules
         self._end_token_ids = end_token_ids
+        self._shown_ids = tokenizer.special_ids(rules.shown_markers)
         self._detokenizer = Detokenizer(tokenizer)
         self._stop_strings = StopStrings(rules.stop, rules.include_stop_str_in_output)
         # A stop string may name a special token, which is matched even where it is not shown.
@@ -53,7 +55,9 @@ class TextStream:
         return tail + self._stop_strings.flush()
 
     def _text_of(self, token_id: int) -> str:
-        is_hidden = self._rules.skip_special_tokens and self._tokenizer.is_special(token_id)
+        is_hidden = (
+            self._rules.skip_special_tokens and self._tokenizer.is_special(token_id) and token_id not in self._shown_ids
+        )
         if token_id in self._end_token_ids and not self._rules.include_stop_str_in_output:
             is_hidden = True
         if not is_hidden:

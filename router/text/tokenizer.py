@@ -45,6 +45,10 @@ class TextTokenizer:
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
 
+    def special_ids(self, texts: frozenset[str]) -> frozenset[int]:
+        """Those of these texts that are special tokens."""
+        return frozenset(token_id for token_id in self._special_ids if texts and self.decode([token_id]) in texts)
+
     def bytes_of(self, token_id: int) -> bytes:
         """Models pad their vocabulary: an id without a token has no text."""
         return self._bytes[token_id] if token_id < len(self._bytes) else b""

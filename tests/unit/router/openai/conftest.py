@@ -14,6 +14,8 @@ from kvasir.router.auth import ApiKeys
 from kvasir.router.http_server import running_http_server
 from kvasir.router.metrics import RouterMetrics
 from kvasir.router.openai.api import OpenAIApi
+from kvasir.router.openai.reading import ModelHabits
+from kvasir.router.text.chat_renderer import ChatRenderer
 from kvasir.router.text.chat_template import ChatTemplate
 from kvasir.router.types import ClusterLimits, RoutedRequest
 from tests.fake_dispatcher import FakeDispatcher, Step, play
@@ -22,8 +24,11 @@ from tests.tokenizers import SPECIAL_TOKENS, byte_level
 TOKENIZER = byte_level()
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
-    "{% if message.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
-    "<{{ message.role }}>{{ message.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% if message.role == 'function' %}{{ raise_exception('no functions here') }}{% endif %}"
+    "<{{ message.role }}>{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<call>{{ call.function.name }}{{ call.function.arguments }}{% endfor %}"
+    "<|end|>{% endfor %}{% if tools %}<tools>{{ tools | tojson }}{% endif %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 [EOS] = TOKENIZER.eos_token_ids
 [END] = TOKENIZER.encode("<|end|>", add_special_tokens=False)
@@ -70,6 +75,8 @@ async def running_router(
     api_keys: Sequence[str] = (),
     limits: ClusterLimits = LIMITS,
     max_request_bytes: int = 1 << 20,
+    habits: ModelHabits = ModelHabits(),  # noqa: B008, it is frozen
+    trusts_requests: bool = False,
 ) -> AsyncIterator[Router]:
     dispatcher = FakeDispatcher(limits, script)
     metrics = Metrics({"model_name": "m"})
@@ -77,11 +84,12 @@ async def running_router(
     api = OpenAIApi(
         dispatcher,
         TOKENIZER,
-        ChatTemplate(TEMPLATE, SPECIAL_TOKENS),
+        ChatRenderer(ChatTemplate(TEMPLATE, SPECIAL_TOKENS), trusts_requests=trusts_requests),
         router_metrics,
         model_names=["m", "org/m"],
         max_request_bytes=max_request_bytes,
         max_logprobs=5,
+        habits=habits,
     )
     app = create_app(api, dispatcher, ApiKeys(api_keys), metrics, router_metrics)
     async with running_http_server(app, "127.0.0.1", 0, grace_s=1) as server:

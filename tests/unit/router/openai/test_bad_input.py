@@ -138,7 +138,7 @@ async def test_bad_prompts(router: Router, prompt: Any) -> None:
         [{"role": "king", "content": "hi"}], [{"role": 5, "content": "hi"}], [{"role": "user", "content": 5}],
         [{"role": "user", "content": ["hi"]}], [{"role": "user", "content": [{}]}],
         [{"role": "user", "content": [{"type": "text"}]}], [{"role": "user", "content": [{"type": "text", "text": 5}]}],
-        [{"role": "user", "content": [IMAGE]}], [{"role": "tool", "content": "x", "tool_call_id": "1"}],
+        [{"role": "user", "content": [IMAGE]}], [{"role": "function", "content": "x", "name": "f"}],
         [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}],
         [{"role": "user", "content": "x" * 1000}],
         [{"role": "user", "content": json.loads("[" * 900 + "]" * 900)}],
@@ -164,7 +164,7 @@ async def test_what_excludes_each_other(router: Router) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["tools", "response_format", "suffix", "best_of", "structured_outputs", "chat_template"]
+    "name", ["functions", "response_format", "suffix", "best_of", "structured_outputs", "documents"]
 )
 async def test_what_cannot_be_had_is_refused_by_name(router: Router, name: str) -> None:
     error = check(await router.chat(**{name: {"type": "json_schema"}}))

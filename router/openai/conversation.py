@@ -1,0 +1,81 @@
+"""A client's messages as templates want them, and the text that a template makes of them."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from kvasir.common.errors import InvalidRequest
+from kvasir.router.openai.models import ConversationBody, MessageBody, ToolCallBody
+from kvasir.router.text.chat_renderer import ChatRenderer
+from kvasir.router.text.chat_template import Arguments, Message
+
+
+async def rendered_chat(
+    body: ConversationBody, renderer: ChatRenderer, tools: Sequence[dict[str, Any]] = ()
+) -> tuple[str, str]:
+    """The text, and how it ends where it goes on with a message that was begun: `continue_final_message`."""
+    if body.continue_final_message and body.add_generation_prompt:
+        message = "'continue_final_message' and 'add_generation_prompt' exclude each other"
+        raise InvalidRequest(message, "continue_final_message", "invalid_value")
+    messages = [template_message(message, index) for index, message in enumerate(body.messages)]
+    template_kwargs = body.chat_template_kwargs or {}
+    if body.reasoning_effort is not None:
+        template_kwargs = {"reasoning_effort": body.reasoning_effort, **template_kwargs}
+    text = await renderer.render(
+        messages,
+        template=body.chat_template,
+        add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
+        continue_final_message=body.continue_final_message or False,
+        tools=tools,
+        template_kwargs=template_kwargs,
+    )
+    return text, messages[-1]["content"] if body.continue_final_message else ""
+
+
+def template_message(message: MessageBody, index: int) -> Message:
+    """With its content as one text, which every template can read; none at all is an empty one."""
+    # OpenAI's newer name for the same role; templates know the older one.
+    role = "system" if message.role == "developer" else message.role
+    optional = {
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "reasoning_content": message.reasoning_content or message.reasoning,
+        "tool_calls": [_call(call) for call in message.tool_calls or ()] or None,
+    }
+    given = {key: value for key, value in optional.items() if value is not None}
+    return {"role": role, "content": _content_text(message.content, message.role, index), **given}
+
+
+def _call(call: ToolCallBody) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _arguments(text: str) -> Any:
+    """'{"a": 1}' -> a mapping; what is no JSON object stays the text it is, as a model has once written it."""
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return text
+    return Arguments(value) if isinstance(value, dict) else text
+
+
+def _content_text(content: Any, role: str, index: int) -> str:
+    param = f"messages[{index}].content"
+    if isinstance(content, str):
+        return content
+    if content is None and role == "assistant":
+        return ""
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise InvalidRequest(f"'{param}' must be a string or a list of parts", param, "invalid_type")
+    return "".join(_part_text(part, f"{param}[{number}]") for number, part in enumerate(content))
+
+
+def _part_text(part: dict[str, Any], param: str) -> str:
+    kind = part.get("type")
+    if kind not in ("text", "input_text", "output_text", "refusal"):
+        raise InvalidRequest(f"'{param}': {kind!r:.40} is not supported, only text is", param, "unsupported_content")
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if not isinstance(text, str):
+        raise InvalidRequest(f"'{param}' has no text", param, "invalid_type")
+    return text

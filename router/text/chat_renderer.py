@@ -1,0 +1,97 @@
+"""Renders conversations without keeping anybody else waiting: long ones in a thread, a stranger's template in a process
+of its own."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from kvasir.common.errors import InvalidRequest, Overloaded
+from kvasir.router.text.chat_template import ChatTemplate, Message
+
+_SHORT_CHARS = 20_000  # rendered on the event loop: handing it to a thread would cost more
+_MAX_WAITING = 64
+_MAX_TEMPLATE_CHARS = 1 << 20
+
+
+class ChatRenderer:
+    """`template`: the model's own. `trusts_requests`: a request may bring one."""
+
+    def __init__(
+        self, template: ChatTemplate | None, *, trusts_requests: bool = False, timeout_s: float = 10.0
+    ) -> None:
+        self._template = template
+        self._trusts_requests = trusts_requests
+        self._timeout_s = timeout_s
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="template")
+        self._processes = asyncio.Semaphore(2)
+        self._num_waiting = 0
+
+    async def render(self, messages: Sequence[Message], *, template: str | None = None, **options: Any) -> str:
+        """See `ChatTemplate.render`. Raises InvalidRequest also for what takes too long."""
+        if template is not None:
+            return await self._render_apart(template, [*messages], options)
+        if self._template is None:
+            raise InvalidRequest("this model has no chat template; use /v1/completions", "messages", "no_chat_template")
+        own = self._template
+        if sum(len(message["content"]) for message in messages) + 1000 * len(options.get("tools", ())) < _SHORT_CHARS:
+            return own.render(messages, **options)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await loop.run_in_executor(self._threads, lambda: own.render(messages, **options))
+        except TimeoutError:
+            raise _too_slow("messages", self._timeout_s) from None
+
+    async def _render_apart(self, template: str, messages: list[Message], options: dict[str, Any]) -> str:
+        if not self._trusts_requests:
+            message = "'chat_template' is a program, and this router runs none of its clients': "
+            raise InvalidRequest(message + "--trust-request-chat-template", "chat_template", "unsupported_parameter")
+        if len(template) > _MAX_TEMPLATE_CHARS:
+            message = f"'chat_template' may have at most {_MAX_TEMPLATE_CHARS} characters"
+            raise InvalidRequest(message, "chat_template", "invalid_value")
+        if self._num_waiting >= _MAX_WAITING:
+            raise Overloaded(f"{self._num_waiting} templates of requests wait to be rendered")
+        special_tokens = {} if self._template is None else self._template.special_tokens
+        work = {"template": template, "special_tokens": special_tokens, "messages": messages, "options": options}
+        self._num_waiting += 1
+        try:
+            async with self._processes:
+                answer = await _in_a_process(json.dumps(work).encode(), self._timeout_s)
+        finally:
+            self._num_waiting -= 1
+        if "error" in answer:
+            raise InvalidRequest(answer["error"], "chat_template", "invalid_template")
+        return str(answer["text"])
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def _in_a_process(work: bytes, timeout_s: float) -> dict[str, Any]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "kvasir.router.text.render_process"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(timeout_s):
+            output, _ = await process.communicate(work)
+    except TimeoutError:
+        raise _too_slow("chat_template", timeout_s) from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    try:
+        answer: dict[str, Any] = json.loads(output)
+    except ValueError:
+        raise InvalidRequest("'chat_template' wants too much memory or time", "chat_template") from None
+    return answer
+
+
+def _too_slow(param: str, timeout_s: float) -> InvalidRequest:
+    return InvalidRequest(f"the chat template has not come to its end within {timeout_s:g} s", param)

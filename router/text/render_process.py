@@ -1,0 +1,50 @@
+"""`python -m kvasir.router.text.render_process`: renders one conversation by a template that nobody has to trust.
+
+Reads one JSON object from stdin, writes one to stdout: {"text"} or {"error"}. Whoever started it ends it if it takes
+too long; too much memory, or a processor for too long, end it by themselves.
+"""
+
+import json
+import resource
+import sys
+from typing import Any
+
+from jinja2 import TemplateError
+
+from kvasir.common.errors import InvalidRequest
+from kvasir.router.text.chat_template import Arguments, ChatTemplate
+
+_MAX_MEMORY_BYTES = 1 << 30
+_MAX_CPU_S = 30
+_MAX_TEXT_CHARS = 64 << 20
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (_MAX_CPU_S, _MAX_CPU_S))
+    json.dump(_rendered(json.load(sys.stdin)), sys.stdout)
+
+
+def _rendered(work: dict[str, Any]) -> dict[str, str]:
+    try:
+        template = ChatTemplate(work["template"], work["special_tokens"])
+        text = template.render([_message(message) for message in work["messages"]], **work["options"])
+    except TemplateError as error:
+        return {"error": f"'chat_template' is no template: {error}"}
+    except InvalidRequest as error:
+        return {"error": str(error)}
+    except MemoryError:
+        return {"error": "'chat_template' wants too much memory"}
+    return {"text": text} if len(text) <= _MAX_TEXT_CHARS else {"error": "'chat_template' makes too long a text"}
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows mappings only; arguments are a little more."""
+    for call in message.get("tool_calls", ()):
+        if isinstance(call["function"]["arguments"], dict):
+            call["function"]["arguments"] = Arguments(call["function"]["arguments"])
+    return message
+
+
+if __name__ == "__main__":
+    main()
