@@ -6,10 +6,13 @@
 An attempt begins with the output tokens so far, so a new request, a retry and a migration are the same thing. What it
 can mend itself it mends: the decode node says no, or is lost before it spoke (another one takes the same ticket); the
 prefill node is lost (the decode node computes what has not come). For the rest it raises `TryAgain`.
+
+Several sequences have one prefill, one ticket and one handle, in an attempt that begins before any of them has tokens.
 """
 
 import asyncio
 import uuid
+from dataclasses import replace
 
 from kvasir.common.errors import DeadlineExceeded, Draining, InvalidRequest, NumericalError, Overloaded, ServingError
 from kvasir.proto import common_pb2
@@ -23,7 +26,7 @@ from kvasir.router.types import PositionLogprobs, TokenDelta
 
 _REQUESTS_OWN_FAULT = (InvalidRequest, NumericalError, DeadlineExceeded)
 
-Heard = tuple[Leg | None, wire.Event | Placement | ServingError]
+Heard = tuple[Leg | None, wire.Event | Placement | ServingError | None]  # None: look again whether anything is open
 
 
 class TryAgain(Exception):
@@ -42,13 +45,15 @@ class Attempt:
         self._metrics = metrics
         self._inbox: asyncio.Queue[Heard] = asyncio.Queue()
         self._entry: Entry | None = None
-        self._outputs_before = tuple(life.output_token_ids)
+        self._outputs_before = tuple(life.outputs[0])
         self._prefill: Leg | None = None
         self._decode: Leg | None = None
         self._ticket: common_pb2.Ticket | None = None  # None: nobody computes the prompt elsewhere (any more)
         self._progress: wire.Progress | None = None
-        self._first: tuple[int, ...] | None = None  # what the decode node continues with; None: not known yet
+        self._first_tokens: dict[int, tuple[int, ...]] = {}  # from the prefill node, by sequence
+        self._first: tuple[tuple[int, ...], ...] | None = None  # what the decode node continues with, when known
         self._num_cached_tokens = 0
+        self._num_cached_on_decode = 0
         self._prompt_logprobs: list[PositionLogprobs] = []
         self._decode_has_spoken = False
         self._is_transferred = False
@@ -56,13 +61,23 @@ class Attempt:
         self._timer = asyncio.get_running_loop().call_at(life.deadline_s, self._inbox.put_nowait, late)
         self._wait_for_room(wants_prefill=True)
 
-    async def next(self) -> TokenDelta:
-        """The next tokens, from whichever node they come."""
-        while True:
+    async def next(self) -> TokenDelta | None:
+        """The next tokens, from whichever node they come; None: no sequence goes on."""
+        while self._life.open:
             source, event = await self._inbox.get()
             delta = self._act_on(source, event)
             if delta is not None:
                 return delta
+        return None
+
+    def stop(self, client_sequence: int) -> None:
+        """Its reader wants no more of it. Fine for one that is none of these, or has ended."""
+        sequence = self._life.stop(client_sequence)
+        if sequence is None:
+            return
+        if self._decode is not None and self._first is not None:  # else when the others are continued
+            self._cancel_on_decode(self._decode, sequence)
+        self._inbox.put_nowait((None, None))
 
     def close(self) -> None:
         """Nothing of it stays anywhere: not in the queue, not on a node."""
@@ -77,7 +92,9 @@ class Attempt:
             if isinstance(event, Placement):  # room that was found while we left
                 event.release()
 
-    def _act_on(self, source: Leg | None, event: wire.Event | Placement | ServingError) -> TokenDelta | None:
+    def _act_on(self, source: Leg | None, event: wire.Event | Placement | ServingError | None) -> TokenDelta | None:
+        if event is None:
+            return None
         if isinstance(event, Placement):
             self._start(event)
         elif isinstance(event, ServingError):
@@ -99,13 +116,15 @@ class Attempt:
     def _start(self, placement: Placement) -> None:
         self._life.mark(Mark.DISPATCHED)
         request = wire.request_to_proto(self._life.request, self._outputs_before, self._life.remaining_s)
+        if self._life.has_begun:
+            request.sampling.ClearField("prompt_logprobs")  # they have been told
         if placement.prefill is not None:
             self._prefill = Leg(placement.prefill, self._heard)
             self._ticket = wire.ticket_to(self._prefill.node.info, transfer_id=uuid.uuid4().hex)
             self._prefill.send(wire.start_prefill(self._prefill.handle, request, self._ticket))
             self._metrics.attempts(prefill="remote")
         elif self._ticket is None:
-            self._first = ()  # sampled where it is computed
+            self._first = ((),)  # sampled where it is computed
             self._metrics.attempts(prefill="local")
         self._decode = Leg(placement.decode, self._heard)
         self._decode.send(wire.start_decode(self._decode.handle, request, self._ticket))
@@ -134,33 +153,41 @@ class Attempt:
             case wire.PromptLogprobs():
                 self._prompt_logprobs.extend(event.positions)
             case wire.Tokens():
-                return self._first_tokens(prefill, event)
+                return self._take_first(prefill, event)
             case wire.Failed():
                 self._prefill_failed(prefill, event.error)
             case wire.Transferred():
                 pass  # what it fetched for itself
         return None
 
-    def _first_tokens(self, prefill: Leg, tokens: wire.Tokens) -> TokenDelta:
-        prefill.has_ended = True
-        prefill.reservation.release()
+    def _take_first(self, prefill: Leg, tokens: wire.Tokens) -> TokenDelta | None:
+        """The decode node goes on when the first tokens of all sequences are here: they come from one step."""
+        self._first_tokens[tokens.sequence] = tokens.token_ids
         if tokens.finish_reason == "handed_off":
-            self._continue_with(tokens.token_ids)
-            tokens = wire.Tokens(tokens.token_ids, None, tokens.logprobs)
-        self._release_if_done()
-        return self._take(prefill, tokens)
+            tokens = replace(tokens, finish_reason=None)
+        delta = self._take(prefill, tokens)
+        num_sequences = self._life.request.num_sequences
+        if len(self._first_tokens) == num_sequences:
+            prefill.has_ended = True
+            prefill.reservation.release()
+            if self._life.open:
+                self._continue_with(tuple(self._first_tokens[sequence] for sequence in range(num_sequences)))
+            self._release_if_done()
+        return delta
 
     def _prefill_failed(self, prefill: Leg, error: ServingError) -> None:
         self._let_go(prefill, error)
         self._prefill = None
-        if self._decode is None:
+        if self._decode is None or (self._first is None and self._first_tokens):
             raise TryAgain(error)
         if self._first is None:
-            if self._pool.can_prefill_elsewhere(self._life.need(wants_prefill=True), prefill.node):
+            wants_scores = self._life.request.sampling.prompt_logprobs is not None
+            if wants_scores or self._pool.can_prefill_elsewhere(self._life.need(wants_prefill=True), prefill.node):
                 raise TryAgain(error)
             self._count_failure(error)
             self._compute_the_rest(self._decode, error)
-            self._continue_with(())
+            self._num_cached_tokens = self._num_cached_on_decode
+            self._continue_with(((),))
         elif not self._all_is_in_a_store():
             self._compute_the_rest(self._decode, error)
 
@@ -180,6 +207,7 @@ class Attempt:
             case wire.Admitted():
                 decode.reservation.is_admitted = True
                 decode.reservation.queued_at_most(self._life.num_tokens - event.num_cached_tokens)
+                self._num_cached_on_decode = event.num_cached_tokens
                 if self._ticket is None:
                     self._num_cached_tokens = event.num_cached_tokens + event.num_fetched_tokens
             case wire.Transferred():
@@ -196,12 +224,12 @@ class Attempt:
                 pass  # of a ticket of its own, which nobody here asked for
         return None
 
-    def _next_tokens(self, decode: Leg, tokens: wire.Tokens) -> TokenDelta:
+    def _next_tokens(self, decode: Leg, tokens: wire.Tokens) -> TokenDelta | None:
         self._decode_has_spoken = True
-        if self._life.output_token_ids:
+        if self._life.has_begun:
             self._life.mark(Mark.DECODE_START)
-        decode.has_ended = tokens.finish_reason is not None
         delta = self._take(decode, tokens)
+        decode.has_ended = not self._life.open
         decode.reservation.queued_at_most(0)
         decode.reservation.grow_to(self._life.num_tokens)
         return delta
@@ -217,10 +245,17 @@ class Attempt:
 
     # --- both ------------------------------------------------------------------------------------------------------
 
-    def _continue_with(self, token_ids: tuple[int, ...]) -> None:
-        self._first = token_ids
+    def _continue_with(self, first: tuple[tuple[int, ...], ...]) -> None:
+        """Also those that their first token has ended, or their reader: what others need is where they are."""
+        self._first = first
         if self._decode is not None:
-            self._decode.send(wire.continue_decode(self._decode.handle, token_ids))
+            self._decode.send(wire.continue_decode(self._decode.handle, first))
+            for sequence in range(self._life.request.num_sequences):
+                if sequence not in self._life.open:
+                    self._cancel_on_decode(self._decode, sequence)
+
+    def _cancel_on_decode(self, decode: Leg, sequence: int) -> None:
+        decode.send(wire.cancel(decode.node.info.role, decode.handle, sequence))
 
     def _release_if_done(self) -> None:
         """The ticket has served when the blocks are over there and the first token is here."""
@@ -241,8 +276,11 @@ class Attempt:
         if isinstance(error, _REQUESTS_OWN_FAULT):
             raise error
 
-    def _take(self, leg: Leg, tokens: wire.Tokens) -> TokenDelta:
+    def _take(self, leg: Leg, tokens: wire.Tokens) -> TokenDelta | None:
+        if tokens.sequence not in self._life.open:
+            return None  # they were on their way when its reader had enough
         return self._life.take(
+            tokens.sequence,
             tokens.token_ids,
             tokens.finish_reason,
             tokens.logprobs,

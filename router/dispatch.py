@@ -5,9 +5,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 from kvasir.common.errors import InvalidRequest, NodeUnavailable, ServingError
 from kvasir.router.attempt import Attempt, TryAgain
@@ -17,8 +18,7 @@ from kvasir.router.merge import merge
 from kvasir.router.nodes import Role
 from kvasir.router.pool import NodePool
 from kvasir.router.queue import AdmissionQueue
-from kvasir.common.seeds import sequence_seed
-from kvasir.router.types import ClusterLimits, RoutedRequest, TokenDelta
+from kvasir.router.types import ClusterLimits, RoutedRequest, Stops, TokenDelta
 
 log = logging.getLogger(__name__)
 
@@ -75,36 +75,40 @@ class Dispatcher:
             raise NodeUnavailable("no decode node is here")
         return self._last_limits
 
-    async def generate(self, request: RoutedRequest) -> AsyncGenerator[TokenDelta]:
-        """See `types.Backend`. Sequences of one prompt are requests of their own, which share its cached prefix.
+    async def generate(self, request: RoutedRequest, stops: Stops | None = None) -> AsyncGenerator[TokenDelta]:
+        """See `types.Backend`.
 
-        Each lives in a task of its own: what nodes say is acted on at once, however slowly the client reads.
+        It lives in a task of its own: what nodes say is acted on at once, however slowly the client reads.
         """
-        async with aclosing(
-            merge([self._sequence(request, index) for index in range(request.num_sequences)])
-        ) as deltas:
+        async with aclosing(merge([self._live(lambda: self._enter(request), stops or Stops())])) as deltas:
             async for delta in deltas:
                 yield delta
 
-    async def _sequence(self, request: RoutedRequest, index: int) -> AsyncGenerator[TokenDelta]:
-        life = self._enter(request, index)
+    async def _live(self, enter: Callable[[], Life], stops: Stops) -> AsyncGenerator[TokenDelta]:
+        life = enter()
+        parts: list[Life] = []
         outcome = "abort"  # unless we get any further
         attempt = self._attempt(life)
+        stops.listen(lambda sequence: attempt.stop(sequence))
         try:
-            while not life.has_finished:
+            while life.open:
                 try:
                     delta = await attempt.next()
                 except TryAgain as failure:
                     attempt.close()
                     self._metrics.retries(reason=type(failure.error).__name__)
-                    log.info("%s: %s; trying again", request.request_id, failure)
+                    log.info("%s: %s; trying again", life.request.request_id, failure)
                     life.note_failure(failure.error)
-                    attempt = self._attempt(life)
+                    if life.has_begun and life.request.num_sequences > 1:
+                        parts = life.parts()
+                    else:
+                        attempt = self._attempt(life)
                     continue
+                if delta is None:
+                    break
                 self._metrics.delivered(len(delta.token_ids))
-                if delta.finish_reason is not None:
+                if not life.open:
                     attempt.close()  # not when the client comes back for more, but now
-                    outcome = delta.finish_reason
                 yield delta
         except ServingError as error:
             outcome = type(error).__name__
@@ -112,8 +116,12 @@ class Dispatcher:
         finally:
             attempt.close()
             self._leave(life, outcome)
+        if parts:
+            async with aclosing(merge([self._live(partial(self._rejoin, part), stops) for part in parts])) as deltas:
+                async for delta in deltas:
+                    yield delta
 
-    def _enter(self, request: RoutedRequest, index: int) -> Life:
+    def _enter(self, request: RoutedRequest) -> Life:
         """Everything that can be refused is refused here."""
         limits = self.limits()
         num_prompt_tokens = len(request.prompt_token_ids)
@@ -126,13 +134,14 @@ class Dispatcher:
                 code="context_length_exceeded",
             )
         room = limits.max_prompt_tokens + 1 - num_prompt_tokens
-        seed = sequence_seed(request.sampling.seed, index)
-        sampling = replace(request.sampling, max_tokens=min(request.sampling.max_tokens, room), seed=seed)
+        sampling = replace(request.sampling, max_tokens=min(request.sampling.max_tokens, room))
         turn = self._queue.take_turn(request.priority, num_prompt_tokens)
         longest_s = self._request_timeout_s
         timeout_s = longest_s if request.deadline_s is None else min(longest_s, request.deadline_s)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        life = Life(replace(request, sampling=sampling), index, turn, deadline_s, self._max_attempts)
+        return self._rejoin(Life(replace(request, sampling=sampling), turn, deadline_s, self._max_attempts))
+
+    def _rejoin(self, life: Life) -> Life:
         self._lives.add(life)
         return life
 

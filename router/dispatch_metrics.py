@@ -50,9 +50,11 @@ class DispatchMetrics:
         if transfer.transfer_s > 0:
             self._kv_share(min(1.0, transfer.overlapped_s / transfer.transfer_s))
 
-    def finished(self, life: Life, reason: str) -> None:
-        """Once for each request that got in, however it ended."""
-        self._finished(outcome=reason)
+    def finished(self, life: Life, outcome: str) -> None:
+        """Once for each request that got in, however it ended; `outcome` is that of sequences which have not."""
+        for sequence, own in enumerate(life.outcomes):
+            if own is not None or sequence in life.open:
+                self._finished(outcome=own or outcome)
         for record, start, end in (
             (self._queue_s, Mark.RECEIVED, Mark.DISPATCHED),
             (self._prefill_s, Mark.DISPATCHED, Mark.FIRST_TOKEN),

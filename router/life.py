@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 from enum import Enum
 
 from kvasir.common.errors import NodeUnavailable, Overloaded, ServingError
+from kvasir.common.seeds import sequence_seed
 from kvasir.router.policy import Need
 from kvasir.router.queue import Turn
 from kvasir.router.types import PositionLogprobs, RoutedRequest, TokenDelta
@@ -21,27 +23,36 @@ class Mark(Enum):
 
 
 class Life:
-    """One sequence, from the door to its last token."""
+    """One request, from the door to the last token of its last sequence.
 
-    def __init__(self, request: RoutedRequest, sequence: int, turn: Turn, deadline_s: float, max_failures: int) -> None:
+    Its sequences live together until a node is lost when they have begun: they have no longer only the prompt in
+    common then, so each goes on by itself, as a request of its own (`parts`).
+    """
+
+    def __init__(
+        self, request: RoutedRequest, turn: Turn, deadline_s: float, max_failures: int, first_sequence: int = 0
+    ) -> None:
+        """`first_sequence`: what the client calls the request's sequence 0."""
         self.request = request
-        self.sequence = sequence
         self.turn = turn
         self.deadline_s = deadline_s  # by the event loop's clock
-        self.output_token_ids: list[int] = []
-        self.finish_reason: str | None = None
+        self.outputs: list[list[int]] = [[] for _ in range(request.num_sequences)]
+        self.outcomes: list[str | None] = [None] * request.num_sequences  # a finish reason, or how else it ended
+        self.open = set(range(request.num_sequences))
         self.marks: dict[Mark, float] = {}
+        self._first_sequence = first_sequence
         self._max_failures = max_failures
         self._num_failures = 0
         self.mark(Mark.RECEIVED)
 
     @property
-    def has_finished(self) -> bool:
-        return self.finish_reason is not None
+    def has_begun(self) -> bool:
+        return any(self.outputs)
 
     @property
     def num_tokens(self) -> int:
-        return len(self.request.prompt_token_ids) + len(self.output_token_ids)
+        """That a node holds for it: the prompt once, and the outputs of each sequence that goes on."""
+        return len(self.request.prompt_token_ids) + sum(len(self.outputs[sequence]) for sequence in self.open)
 
     @property
     def remaining_s(self) -> float:
@@ -51,12 +62,38 @@ class Life:
         return Need(
             num_tokens=self.num_tokens,
             max_num_tokens=len(self.request.prompt_token_ids) + self.request.sampling.max_tokens,
+            num_sequences=self.request.num_sequences,
             wants_prefill=wants_prefill,
             connector=connector,
         )
 
+    def stop(self, client_sequence: int) -> int | None:
+        """End the sequence that the client calls so. None: it is none of these, or has ended."""
+        sequence = client_sequence - self._first_sequence
+        if sequence not in self.open:
+            return None
+        self.open.remove(sequence)
+        self.outcomes[sequence] = "abort"
+        return sequence
+
+    def parts(self) -> list["Life"]:
+        """Each sequence that goes on, by itself; none is left here."""
+        parts = []
+        for sequence in sorted(self.open):
+            seed = sequence_seed(self.request.sampling.seed, sequence)
+            sampling = replace(self.request.sampling, seed=seed, prompt_logprobs=None)
+            request = replace(self.request, num_sequences=1, sampling=sampling)
+            part = Life(request, self.turn, self.deadline_s, self._max_failures, self._first_sequence + sequence)
+            part.outputs = [self.outputs[sequence]]
+            part.marks = dict(self.marks)
+            part._num_failures = self._num_failures
+            parts.append(part)
+        self.open.clear()
+        return parts
+
     def take(
         self,
+        sequence: int,
         token_ids: tuple[int, ...],
         finish_reason: str | None,
         logprobs: tuple[PositionLogprobs, ...],
@@ -68,10 +105,12 @@ class Life:
         """Book new tokens; what is said once is said with the first."""
         is_first = Mark.FIRST_TOKEN not in self.marks
         self.mark(Mark.FIRST_TOKEN)
-        self.output_token_ids.extend(token_ids)
-        self.finish_reason = finish_reason
+        self.outputs[sequence].extend(token_ids)
+        if finish_reason is not None:
+            self.open.remove(sequence)
+            self.outcomes[sequence] = finish_reason
         return TokenDelta(
-            sequence=self.sequence,
+            sequence=self._first_sequence + sequence,
             token_ids=token_ids,
             finish_reason=finish_reason,
             logprobs=logprobs,

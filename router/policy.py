@@ -43,7 +43,8 @@ class Need:
     """What a request asks of a pair of nodes."""
 
     num_tokens: int  # known now: prompt and outputs so far
-    max_num_tokens: int  # at most, when it has ended
+    max_num_tokens: int  # at most, when it has ended; of its longest sequence
+    num_sequences: int = 1
     wants_prefill: bool = True  # False: a prefill node is at it already, or has been
     connector: str | None = None  # set: the decode node must speak it
 
@@ -99,12 +100,14 @@ def can_ever_decode(node: NodeView, need: Need) -> bool:
 
 
 def has_room_to_decode(node: NodeView, need: Need) -> bool:
-    num_blocks = num_blocks_for(need.num_tokens + 1, node.block_size)
+    """Of sequences, each has a seat and a last block of its own; more than the whole node has take turns there."""
+    num_blocks = num_blocks_for(need.num_tokens + 1, node.block_size) + need.num_sequences - 1
+    num_seats = min(need.num_sequences, node.max_num_seqs)
     return (
         can_ever_decode(node, need)
         and not node.is_full
-        and node.num_seats_taken < node.max_num_seqs
-        and node.num_free_blocks >= num_blocks
+        and node.num_seats_taken + num_seats <= node.max_num_seqs
+        and node.num_free_blocks >= min(num_blocks, node.num_total_blocks)
     )
 
 

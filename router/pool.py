@@ -19,9 +19,10 @@ from kvasir.router.session import NodeSession
 class Reservation:
     """What one request takes on one node. Given back exactly once, by `release`; nothing counts after that."""
 
-    def __init__(self, node: Node, num_tokens: int, num_queued_tokens: int) -> None:
+    def __init__(self, node: Node, num_tokens: int, num_queued_tokens: int, num_sequences: int = 1) -> None:
         self.node = node
-        self.num_blocks = num_blocks_for(num_tokens, node.info.block_size)
+        self.num_seats = num_sequences
+        self.num_blocks = self._num_blocks_for(num_tokens)
         self.num_queued_tokens = num_queued_tokens
         self.is_admitted = False  # from then on the node's reports include its blocks
         node.reservations.add(self)
@@ -29,7 +30,7 @@ class Reservation:
         node.num_tokens_sent += num_queued_tokens
 
     def grow_to(self, num_tokens: int) -> None:
-        self._set(num_blocks_for(num_tokens, self.node.info.block_size), self.num_queued_tokens)
+        self._set(self._num_blocks_for(num_tokens), self.num_queued_tokens)
 
     def queued_at_most(self, num_tokens: int) -> None:
         """No more than so many of its prompt tokens are still to be computed."""
@@ -42,6 +43,10 @@ class Reservation:
             self._set(0, 0)
             self.node.reservations.remove(self)
             self.node.changed()
+
+    def _num_blocks_for(self, num_tokens: int) -> int:
+        """Each sequence has a last block of its own."""
+        return num_blocks_for(num_tokens, self.node.info.block_size) + self.num_seats - 1
 
     def _set(self, num_blocks: int, num_queued_tokens: int) -> None:
         if self in self.node.reservations:
@@ -76,9 +81,13 @@ class Node:
         self.is_full = False
         num_blocks_included = sum(one.num_blocks for one in self.reservations if one.is_admitted)
         self._num_blocks_elsewhere = self.info.num_total_blocks - load.num_free_blocks - num_blocks_included
-        self._num_seats_elsewhere = max(0, load.num_running + load.num_waiting - len(self.reservations))
+        self._num_seats_elsewhere = max(0, load.num_running + load.num_waiting - self.num_seats_reserved)
         self._num_tokens_elsewhere = max(0, load.num_queued_tokens - self.num_tokens_sent)
         self.changed()
+
+    @property
+    def num_seats_reserved(self) -> int:
+        return sum(one.num_seats for one in self.reservations)
 
     def refused(self, *, is_draining: bool) -> None:
         """It said no to a request: whatever we thought, it has no room before its next report."""
@@ -100,7 +109,7 @@ class Node:
             num_total_blocks=info.num_total_blocks,
             max_tokens_held=info.max_tokens_held,
             num_free_blocks=min(info.num_total_blocks, max(0, info.num_total_blocks - num_blocks_used)),
-            num_seats_taken=self._num_seats_elsewhere + len(self.reservations),
+            num_seats_taken=self._num_seats_elsewhere + self.num_seats_reserved,
             num_queued_tokens=self._num_tokens_elsewhere + self.num_tokens_sent,
             is_draining=self.is_draining,
             is_full=self.is_full,

@@ -152,10 +152,10 @@ class AdmissionQueue:
         decode_node = self._pool[choice.decode.address]
         if choice.prefill is None:
             num_queued_tokens = need.num_tokens if need.wants_prefill else 0
-            return Placement(Reservation(decode_node, need.num_tokens + 1, num_queued_tokens), None)
+            return Placement(Reservation(decode_node, need.num_tokens + 1, num_queued_tokens, need.num_sequences), None)
         self._last_prefill = choice.prefill.address
         prefill_node = self._pool[choice.prefill.address]
         return Placement(
-            Reservation(decode_node, need.num_tokens + 1, num_queued_tokens=0),
+            Reservation(decode_node, need.num_tokens + 1, num_queued_tokens=0, num_sequences=need.num_sequences),
             Reservation(prefill_node, need.num_tokens, num_queued_tokens=need.num_tokens),
         )

@@ -1,7 +1,7 @@
 """The nouns between the two halves of the router: the HTTP half makes `RoutedRequest`s, the dispatching half answers
 with `TokenDelta`s. Neither knows anything else of the other."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -38,7 +38,7 @@ class RoutedRequest:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: Sampling = field(default_factory=Sampling)
-    num_sequences: int = 1
+    num_sequences: int = 1  # of the one prompt, which is computed once; sequence i has a seed derived from (seed, i)
     cache_salt: str = ""
     priority: int = 0  # lower is served earlier
     deadline_s: float | None = None  # seconds from now for the whole answer
@@ -79,6 +79,26 @@ class ClusterLimits:
     max_prompt_tokens: int  # the longest prompt that some decode node can hold, with room for one more token
 
 
+class Stops:
+    """How the reader of a generation says that it wants no more of one sequence, while others go on."""
+
+    def __init__(self) -> None:
+        self._stopped: list[int] = []
+        self._listeners: list[Callable[[int], None]] = []
+
+    def stop(self, sequence: int) -> None:
+        """Tokens of it that are on their way may still come."""
+        self._stopped.append(sequence)
+        for listener in self._listeners:
+            listener(sequence)
+
+    def listen(self, listener: Callable[[int], None]) -> None:
+        """Of those to come, and of those that have been stopped already."""
+        self._listeners.append(listener)
+        for sequence in self._stopped:
+            listener(sequence)
+
+
 class Backend(Protocol):
     """All that the HTTP half knows of the dispatching half; `kvasir.router.dispatch.Dispatcher` is one."""
 
@@ -95,8 +115,8 @@ class Backend(Protocol):
         """Raises NodeUnavailable while no decode node is here."""
         ...
 
-    def generate(self, request: RoutedRequest) -> AsyncIterator[TokenDelta]:
-        """The tokens as they come, of all sequences. `aclose()` cancels everywhere at once.
+    def generate(self, request: RoutedRequest, stops: Stops | None = None) -> AsyncIterator[TokenDelta]:
+        """The tokens as they come, of all sequences. `aclose()` cancels everywhere at once; `stops`, one sequence.
 
         An async generator: nothing happens before the first `__anext__`. Raises ServingErrors, and only when nothing
         is left that could compute: InvalidRequest, Overloaded (with retry_after_s), NodeUnavailable,

@@ -33,6 +33,7 @@ class Tokens:
     token_ids: tuple[int, ...]
     finish_reason: str | None
     logprobs: tuple[PositionLogprobs, ...]
+    sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,10 @@ def events_from_step(step: common_pb2.StepOutput) -> Iterator[tuple[int, Event]]
         yield progress.handle, Progress(progress.num_blocks, progress.committed)
     for output in step.outputs:
         tokens = Tokens(
-            unpack_tokens(output.token_ids), _FINISH_REASONS[output.finish_reason], _logprobs(output.logprobs)
+            unpack_tokens(output.token_ids),
+            _FINISH_REASONS[output.finish_reason],
+            _logprobs(output.logprobs),
+            output.sequence,
         )
         yield output.handle, tokens
 
@@ -170,14 +174,19 @@ def release_ticket(handle: int) -> Command:
 
 
 def start_decode(handle: int, request: common_pb2.GenerationRequest, ticket: common_pb2.Ticket | None) -> Command:
+    """With a ticket, what is to be said of the prompt is said by the sender."""
+    if ticket is not None and request.sampling.HasField("prompt_logprobs"):
+        whole, request = request, common_pb2.GenerationRequest()
+        request.CopyFrom(whole)
+        request.sampling.ClearField("prompt_logprobs")
     start = decode_pb2.StartDecode(handle=handle, request=request, ticket=ticket)
     return decode_pb2.DecodeCommand(start=start)
 
 
-def continue_decode(handle: int, token_ids: Sequence[int]) -> Command:
-    """Without token ids: no first token will come, sample it there."""
-    first = decode_pb2.FirstTokens(sequence=0, token_ids=pack_tokens(token_ids))
-    return decode_pb2.DecodeCommand(continue_decode=decode_pb2.ContinueDecode(handle=handle, first=[first]))
+def continue_decode(handle: int, token_ids: Sequence[Sequence[int]]) -> Command:
+    """The first tokens of each sequence. A sequence without any: none will come, sample it there."""
+    first = [decode_pb2.FirstTokens(sequence=i, token_ids=pack_tokens(ids)) for i, ids in enumerate(token_ids)]
+    return decode_pb2.DecodeCommand(continue_decode=decode_pb2.ContinueDecode(handle=handle, first=first))
 
 
 def report_progress(handle: int, progress: Progress) -> Command:
@@ -189,8 +198,9 @@ def abort_transfer(handle: int, reason: str) -> Command:
     return decode_pb2.DecodeCommand(abort_transfer=decode_pb2.AbortTransfer(handle=handle, reason=reason))
 
 
-def cancel(role: Role, handle: int) -> Command:
-    return _COMMANDS[role](cancel=common_pb2.CancelRequest(handle=handle))
+def cancel(role: Role, handle: int, sequence: int | None = None) -> Command:
+    """One sequence, or all."""
+    return _COMMANDS[role](cancel=common_pb2.CancelRequest(handle=handle, sequence=sequence))
 
 
 def open_session(role: Role, session_id: str, last_event: int) -> Command:
@@ -213,13 +223,13 @@ def ticket_to(sender: NodeInfo, transfer_id: str) -> common_pb2.Ticket:
 def request_to_proto(
     request: RoutedRequest, output_token_ids: Sequence[int], deadline_s: float | None
 ) -> common_pb2.GenerationRequest:
-    """One sequence, complete: with the output ids so far any node can begin or continue it."""
+    """Complete: with the output ids so far any node can begin or continue it. Several sequences have none yet."""
     return common_pb2.GenerationRequest(
         request_id=request.request_id,
         prompt_token_ids=pack_tokens(request.prompt_token_ids),
         output_token_ids=[pack_tokens(output_token_ids)] if output_token_ids else [],
         sampling=sampling_to_proto(request.sampling),
-        num_sequences=1,
+        num_sequences=request.num_sequences,
         cache_salt=request.cache_salt,
         priority=request.priority,
         deadline_s=deadline_s,

@@ -17,6 +17,7 @@ from typing import Any
 import grpc.aio
 
 from kvasir.common.grpc_server import bind, new_server
+from kvasir.common.seeds import sequence_seed
 from kvasir.common.tokens import pack_tokens, unpack_tokens
 from kvasir.proto import common_pb2, decode_pb2_grpc, prefill_pb2_grpc, registry_pb2, registry_pb2_grpc
 
@@ -84,7 +85,10 @@ class FakeRequest:
         self.request = request
         self.transfer_id = ticket.transfer_id if ticket is not None else None
         self.prompt = list(unpack_tokens(request.prompt_token_ids))
-        self.outputs = [token for packed in request.output_token_ids for token in unpack_tokens(packed)]
+        self.outputs: list[list[int]] = [[] for _ in range(request.num_sequences)]
+        for sequence, packed in enumerate(request.output_token_ids):
+            self.outputs[sequence] += unpack_tokens(packed)
+        self.open = set(range(request.num_sequences))
         self.progress = 0
         self.is_committed = False
         self.is_aborted = False
@@ -98,19 +102,20 @@ class FakeRequest:
 
     @property
     def token_ids(self) -> list[int]:
-        return self.prompt + self.outputs
+        """That are known before anything is sampled here; several sequences have nothing but the prompt in common."""
+        return self.prompt + (self.outputs[0] if len(self.outputs) == 1 else [])
 
     def num_blocks(self, block_size: int) -> int:
         return -(-len(self.token_ids) // block_size)
 
-    def sample(self) -> tuple[int, int]:
-        """The next token, and how it ends the request."""
-        sampling = self.request.sampling
-        token = next_token(self.token_ids, sampling.seed)
-        self.outputs.append(token)
+    def sample(self, sequence: int) -> tuple[int, int]:
+        """The next token, and how it ends the sequence."""
+        sampling, outputs = self.request.sampling, self.outputs[sequence]
+        token = next_token(self.prompt + outputs, sequence_seed(sampling.seed, sequence))
+        outputs.append(token)
         if token in unpack_tokens(sampling.stop_token_ids):
             return token, common_pb2.FINISH_REASON_STOP
-        if len(self.outputs) >= sampling.max_tokens:
+        if len(outputs) >= sampling.max_tokens:
             return token, common_pb2.FINISH_REASON_LENGTH
         return token, common_pb2.FINISH_REASON_UNSPECIFIED
 
@@ -150,6 +155,7 @@ class FakeNode:
         self.leased: dict[tuple[str, int], str] = {}  # (session, handle) -> transfer id
         self.num_started = 0
         self.num_cancelled = 0
+        self.num_sequences_cancelled = 0
         self.num_tokens_prefilled = 0
         self.num_tokens_recomputed = 0
         self.num_blocks_fetched = 0
@@ -313,11 +319,13 @@ class FakeNode:
         elif kind == "release":
             self._release(session, command.release.handle)
         elif kind == "cancel":
-            self._cancel(session, command.cancel.handle)
+            cancel = command.cancel
+            self._cancel(session, cancel.handle, cancel.sequence if cancel.HasField("sequence") else None)
         elif kind == "continue_decode":
             request = session.requests.get(command.continue_decode.handle)
             if request is not None:
-                request.outputs.extend(unpack_tokens(command.continue_decode.first[0].token_ids))
+                for first in command.continue_decode.first:
+                    request.outputs[first.sequence].extend(unpack_tokens(first.token_ids))
                 request.continued.set_result(None)
         elif kind == "progress":
             request = session.requests.get(command.progress.progress.handle)
@@ -358,7 +366,12 @@ class FakeNode:
         if request is not None and request.task is not None:
             request.task.cancel()
 
-    def _cancel(self, session: FakeSession, handle: int) -> None:
+    def _cancel(self, session: FakeSession, handle: int, sequence: int | None) -> None:
+        if sequence is not None and handle in session.requests:
+            self.num_sequences_cancelled += sequence in session.requests[handle].open
+            session.requests[handle].open.discard(sequence)
+            if session.requests[handle].open:
+                return
         self._release(session, handle)
         request = session.requests.pop(handle, None)
         if request is not None and request.task is not None:
@@ -390,11 +403,15 @@ class FakeNode:
                 self.fabric.publish(request.transfer_id, done, self)
                 progress = common_pb2.TicketProgress(handle=request.handle, num_blocks=done, committed=is_last)
                 session.tell(step=common_pb2.StepOutput(progress=[progress]))
-        token, reason = request.sample()
-        if reason == common_pb2.FINISH_REASON_UNSPECIFIED:
-            reason = common_pb2.FINISH_REASON_HANDED_OFF
         del session.requests[request.handle]
-        self._say(session, request, token, reason)
+        outputs = []
+        for sequence in sorted(request.open):
+            token, reason = request.sample(sequence)
+            if reason == common_pb2.FINISH_REASON_UNSPECIFIED:
+                reason = common_pb2.FINISH_REASON_HANDED_OFF
+            outputs.append(self._output(request, sequence, token, reason))
+        scores = self._scores(request)
+        session.tell(step=common_pb2.StepOutput(outputs=outputs, prompt_logprobs=scores))
 
     async def _decode(self, session: FakeSession, request: FakeRequest) -> None:
         session.tell(step=common_pb2.StepOutput(admitted=[common_pb2.RequestAdmitted(handle=request.handle)]))
@@ -403,13 +420,19 @@ class FakeNode:
         else:
             self.num_tokens_recomputed += len(request.token_ids) * self._counts(request)
         await request.continued
-        reason = common_pb2.FINISH_REASON_UNSPECIFIED
-        while reason == common_pb2.FINISH_REASON_UNSPECIFIED:
+        scores = self._scores(request)
+        while request.open:
             await asyncio.sleep(self.behaviour.token_s)
-            token, reason = request.sample()
-            if reason != common_pb2.FINISH_REASON_UNSPECIFIED:
+            outputs = []
+            for sequence in sorted(request.open):
+                token, reason = request.sample(sequence)
+                if reason != common_pb2.FINISH_REASON_UNSPECIFIED:
+                    request.open.remove(sequence)
+                outputs.append(self._output(request, sequence, token, reason))
+            if not request.open:
                 del session.requests[request.handle]
-            self._say(session, request, token, reason)
+            session.tell(step=common_pb2.StepOutput(outputs=outputs, prompt_logprobs=scores))
+            scores = []
 
     async def _fetch(self, session: FakeSession, request: FakeRequest, transfer_id: str) -> None:
         num_tokens = len(request.token_ids)
@@ -432,10 +455,18 @@ class FakeNode:
         )
         session.tell(step=common_pb2.StepOutput(transfers=[report]))
 
-    def _say(self, session: FakeSession, request: FakeRequest, token: int, reason: int) -> None:
-        output = common_pb2.SequenceOutput(
+    def _output(self, request: FakeRequest, sequence: int, token: int, reason: int) -> common_pb2.SequenceOutput:
+        return common_pb2.SequenceOutput(
             handle=request.handle,
+            sequence=sequence,
             token_ids=pack_tokens([token]),
             finish_reason=reason,  # type: ignore[arg-type]
         )
-        session.tell(step=common_pb2.StepOutput(outputs=[output]))
+
+    def _scores(self, request: FakeRequest) -> list[common_pb2.PromptLogprobs]:
+        """Token `t` has the logprob -t."""
+        if not request.request.sampling.HasField("prompt_logprobs"):
+            return []
+        entries = [common_pb2.TokenLogprob(token_id=token, logprob=-token) for token in request.prompt[1:]]
+        positions = [common_pb2.PositionLogprobs(entries=[entry], rank=1) for entry in entries]
+        return [common_pb2.PromptLogprobs(handle=request.handle, first_position=1, positions=positions)]

@@ -17,7 +17,7 @@ async def test_the_canary_goes_through_both_tiers() -> None:
         last = cluster.decode[0].started[-1]
         assert last.transfer_id == cluster.prefill[0].started[-1].transfer_id
         assert last.request.sampling.temperature == 0
-        assert len(last.outputs) == 2
+        assert len(last.outputs[0]) == 2
 
 
 async def test_asking_whether_it_is_ready_generates_nothing() -> None:

@@ -6,7 +6,6 @@ from contextlib import aclosing
 import pytest
 
 from kvasir.common.errors import DeadlineExceeded, InvalidRequest, NodeUnavailable
-from kvasir.common.seeds import sequence_seed
 from tests.fake_cluster import a_request, collect, fake_cluster, tokens_of, until
 from tests.fake_node import expected_tokens
 
@@ -63,16 +62,6 @@ async def test_many_at_once_over_two_and_two() -> None:
         for request, deltas in zip(requests, answers, strict=True):
             assert tokens_of(deltas) == expected_tokens(request.prompt_token_ids, 12, request.sampling.seed)
         assert all(node.num_started > 5 for node in cluster.nodes)
-        await cluster.settle()
-
-
-async def test_each_sequence_has_its_own_seed() -> None:
-    async with fake_cluster() as cluster:
-        request = a_request(num_sequences=3)
-        deltas = await collect(cluster.dispatcher.generate(request))
-        for index in range(3):
-            seed = sequence_seed(7, index)
-            assert tokens_of(deltas, index) == expected_tokens(request.prompt_token_ids, 12, seed)
         await cluster.settle()
 
 

@@ -1,25 +1,42 @@
 import pytest
 
 from kvasir.common.errors import Draining, NodeUnavailable, Overloaded
+from kvasir.common.seeds import sequence_seed
 from kvasir.router.life import Life, Mark, describe
 from kvasir.router.queue import Turn
 from tests.fake_cluster import a_request
 
 
 def a_life(max_failures: int = 3) -> Life:
-    return Life(a_request(10, max_tokens=5), 0, Turn(0, 1), deadline_s=1e9, max_failures=max_failures)
+    return Life(a_request(10, max_tokens=5), Turn(0, 1), deadline_s=1e9, max_failures=max_failures)
 
 
 async def test_what_is_said_once_is_said_with_the_first_tokens() -> None:
     life = a_life()
-    first = life.take((4,), None, (), "p", prompt_logprobs=(), num_cached_tokens=3)
-    second = life.take((5, 6), "stop", (), "d", prompt_logprobs=(), num_cached_tokens=9)
+    first = life.take(0, (4,), None, (), "p", prompt_logprobs=(), num_cached_tokens=3)
+    need = life.need(wants_prefill=True)
+    second = life.take(0, (5, 6), "stop", (), "d", prompt_logprobs=(), num_cached_tokens=9)
     assert (first.num_cached_tokens, second.num_cached_tokens) == (3, None)
     assert (first.served_by, second.served_by) == ("p", "d")
-    assert life.output_token_ids == [4, 5, 6]
-    assert life.has_finished
-    need = life.need(wants_prefill=True)
-    assert (need.num_tokens, need.max_num_tokens) == (13, 15)
+    assert (life.outputs, life.open, life.outcomes) == ([[4, 5, 6]], set(), ["stop"])
+    assert (need.num_tokens, need.max_num_tokens, need.num_sequences) == (11, 15, 1)
+
+
+async def test_sequences_that_part_keep_their_names_and_seeds() -> None:
+    life = Life(a_request(10, num_sequences=4), Turn(0, 1), deadline_s=1e9, max_failures=3)
+    for sequence in range(4):
+        life.take(
+            sequence, (sequence,), "stop" if sequence == 1 else None, (), "p", prompt_logprobs=(), num_cached_tokens=0
+        )
+    assert (life.num_tokens, life.need(wants_prefill=True).num_sequences) == (13, 4)
+    assert (life.stop(1), life.stop(2), life.stop(9)) == (None, 2, None)
+    parts = life.parts()
+    assert not life.open
+    assert [(part.outputs, part.request.num_sequences) for part in parts] == [([[0]], 1), ([[3]], 1)]
+    assert [part.request.sampling.seed for part in parts] == [7, sequence_seed(7, 3)]
+    delta = parts[1].take(0, (8,), "length", (), "d", prompt_logprobs=(), num_cached_tokens=5)
+    assert (delta.sequence, delta.num_cached_tokens) == (3, None)
+    assert parts[0].stop(3) is None
 
 
 async def test_nodes_that_fail_are_counted_and_full_ones_are_not() -> None:

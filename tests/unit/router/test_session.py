@@ -37,7 +37,7 @@ def begin(session: NodeSession, num_prompt_tokens: int = 20, max_tokens: int = 5
     handle = session.begin(events.append)
     request = wire.request_to_proto(a_request(num_prompt_tokens, max_tokens), (), None)
     session.send(wire.start_decode(handle, request, None))
-    session.send(wire.continue_decode(handle, ()))
+    session.send(wire.continue_decode(handle, ((),)))
     return events
 
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,9 +65,23 @@ def test_a_request_that_moves_keeps_the_border_between_prompt_and_output() -> No
     assert unpack_tokens(message.prompt_token_ids) == (1, 2, 3)
     assert [unpack_tokens(packed) for packed in message.output_token_ids] == [(4, 5)]
     assert (message.cache_salt, message.priority, message.deadline_s, message.num_sequences) == ("s", -2, 1.5, 1)
+    assert wire.request_to_proto(replace(request, num_sequences=5), (), None).num_sequences == 5
     fresh = wire.request_to_proto(request, (), None)
     assert not fresh.output_token_ids
     assert not fresh.HasField("deadline_s")
+
+
+def test_only_who_computes_a_prompt_is_asked_for_its_logprobs() -> None:
+    request = RoutedRequest(request_id="r", prompt_token_ids=(1, 2), sampling=Sampling(prompt_logprobs=0))
+    message = wire.request_to_proto(request, (), None)
+    ticket = wire.ticket_to(info(), "t")
+    for command, is_asked in (
+        (wire.start_prefill(1, message, ticket), True),
+        (wire.start_decode(1, message, ticket), False),
+        (wire.start_decode(1, message, None), True),
+    ):
+        assert command.start.request.sampling.HasField("prompt_logprobs") is is_asked
+        assert command.start.request.prompt_token_ids == message.prompt_token_ids
 
 
 def test_a_store_has_no_endpoint() -> None:
@@ -84,7 +99,7 @@ def test_the_events_of_a_step_come_in_the_order_of_a_requests_life() -> None:
             common_pb2.SequenceOutput(
                 handle=1, token_ids=b"\5\0\0\0", finish_reason=common_pb2.FINISH_REASON_HANDED_OFF, logprobs=[logprobs]
             ),
-            common_pb2.SequenceOutput(handle=2, token_ids=b"\6\0\0\0\7\0\0\0"),
+            common_pb2.SequenceOutput(handle=2, sequence=3, token_ids=b"\6\0\0\0\7\0\0\0"),
         ],
         progress=[common_pb2.TicketProgress(handle=1, num_blocks=3, committed=True)],
         admitted=[common_pb2.RequestAdmitted(handle=1, num_cached_tokens=16, num_fetched_tokens=32)],
@@ -104,7 +119,7 @@ def test_the_events_of_a_step_come_in_the_order_of_a_requests_life() -> None:
         (3, wire.Transferred(4, 5, 0.5, 0.25, 6)),
         (1, wire.Progress(3, True)),
         (1, wire.Tokens((5,), "handed_off", (PositionLogprobs(((5, -0.5),), 2),))),
-        (2, wire.Tokens((6, 7), None, ())),
+        (2, wire.Tokens((6, 7), None, (), 3)),
     ]
 
 
