@@ -11,6 +11,10 @@ class DecodeConfig(NodeConfig, env_prefix="KVASIR_DECODE_"):
     max_num_seqs: int = Field(default=64, gt=0, description="Requests that are here at once, loading ones included.")
     # What a decode node computes of prompts holds up everybody's next token, so it comes in small pieces.
     max_num_batched_tokens: int = Field(default=256, gt=0, description="Tokens of one step.")
+    kv_write_back: bool = Field(
+        default=False,
+        description="Stores: write the blocks that were filled here, answers too, for the next turn on any node.",
+    )
     admission_timeout_s: float = Field(
         default=5.0, gt=0, description="A request that the engine has not admitted by then is refused."
     )

@@ -11,17 +11,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from kvasir.common.errors import InvalidRequest, Overloaded
-from kvasir.common.hashing import block_hashes, root_hash, transfer_key
 from kvasir.common.tokens import unpack_tokens
+from kvasir.decode_node.wanted import wanted_blocks
+from kvasir.decode_node.write_back import WriteBack
 from kvasir.engine import wire
 from kvasir.engine.types import Admitted, ComputedBlocks, FinishReason, num_blocks_for
 from kvasir.kv_connector.base import BlockKey, Ticket
 from kvasir.kv_connector.incoming import IncomingTransfer, TransferResult, WantedBlock
+from kvasir.kv_connector.sender import OutgoingBlock
 from kvasir.kv_connector.wire import ticket_from_proto
 from kvasir.node.in_flight import InFlight
 from kvasir.node.node import Node
@@ -33,6 +35,7 @@ from kvasir.proto import common_pb2, decode_pb2
 log = logging.getLogger(__name__)
 
 _PATIENCE_POLL_S = 0.05
+_WRITE_BACK_SHARE = 8  # at most this part of the blocks is kept for writing, and at least this part is left free
 
 
 @dataclass(eq=False, kw_only=True)
@@ -43,14 +46,20 @@ class DecodeRequest(InFlight):
     is_committed: bool = False
     aborted_because: str | None = None
     patience: asyncio.TimerHandle | None = None
+    fetched: set[int] = field(default_factory=set)  # full blocks that came from elsewhere
 
 
 class DecodeNode(Node[DecodeRequest]):
     role = common_pb2.ROLE_DECODE
 
-    def __init__(self, parts: NodeParts, admission_timeout_s: float) -> None:
+    def __init__(self, parts: NodeParts, admission_timeout_s: float, *, writes_back: bool = False) -> None:
         self._admission_timeout_s = admission_timeout_s
+        self._writes_back = writes_back
         super().__init__(parts)
+        self._reserve_blocks = self.limits.num_blocks // _WRITE_BACK_SHARE
+        self.write_back = WriteBack(
+            self.sender, self.release_blocks, self.spawn, self._is_short_of_blocks, max(1, self._reserve_blocks)
+        )
 
     def actions(self) -> dict[str, Callable[[Session, Any], None]]:
         return {
@@ -65,12 +74,24 @@ class DecodeNode(Node[DecodeRequest]):
     def _start(self, session: Session, message: decode_pb2.StartDecode) -> None:
         self.check_open()
         self._check_room(message.request)
-        ticket = ticket_from_proto(message.ticket) if message.HasField("ticket") else None
+        ticket = self._ticket_of(message)
         awaits = {"continue"} if ticket is None else {"blocks", "continue"}
         entry = self.in_flight.begin(DecodeRequest, session, message.handle, message.request, awaits=awaits)
         entry.ticket = ticket
+        for one in entry.sequences:
+            one.reports_filled = self._writes_back
         self.engine.submit(entry.request)
         self._be_patient(entry, self.engine.step, time.monotonic() + self._admission_timeout_s)
+
+    def _ticket_of(self, message: decode_pb2.StartDecode) -> Ticket | None:
+        if not message.HasField("ticket"):
+            return None
+        ticket = ticket_from_proto(message.ticket)
+        try:
+            self.receiver.check(ticket)
+        except ValueError as error:
+            raise InvalidRequest(f"a ticket of no use: {error}") from error
+        return ticket
 
     def _check_room(self, message: common_pb2.GenerationRequest) -> None:
         """Say no at once where waiting would be in vain: by the last step's numbers, and what was accepted since."""
@@ -135,16 +156,27 @@ class DecodeNode(Node[DecodeRequest]):
         outbox.to(entry.session).admitted.append(wire.admitted_to_proto(admitted))
         if entry.ticket is None:
             return
-        wanted = self._wanted(entry.ticket, admitted)
-        entry.transfer = self.receiver.start(entry.ticket, wanted, partial(self.engine.block_loaded, entry.request_id))
+        wanted = wanted_blocks(entry.ticket, admitted, self.parts.kv_identity, self.limits.block_size)
+        on_block = partial(self.engine.block_loaded, entry.request_id)
+        entry.transfer = self.receiver.start(entry.ticket, wanted, on_block, self._compute_s)
         entry.transfer.progress(entry.num_published, entry.is_committed)
         if entry.aborted_because is not None:
             entry.transfer.abort(entry.aborted_because)
         self.spawn(self._finish_transfer(entry, entry.transfer, admitted, wanted))
 
     def on_computed(self, entry: DecodeRequest | None, computed: ComputedBlocks) -> None:
-        """Nothing is handed off here: no request of ours asks for these reports."""
-        self.release_blocks(computed.block_ids)
+        """What was filled here is offered to the store: exact blocks that did not come from elsewhere."""
+        own, others = [], []
+        for i, (block_id, block_hash) in enumerate(zip(computed.block_ids, computed.hashes, strict=True)):
+            index = computed.first_index + i
+            is_leader = entry is not None and entry.request_id == computed.request_id
+            if entry is None or block_hash is None or (is_leader and index in entry.fetched):
+                others.append(block_id)
+            else:
+                own.append(OutgoingBlock(index, BlockKey(block_hash), block_id, computed.num_tokens[i]))
+        if others:
+            self.release_blocks(others)
+        self.write_back.add(own)
 
     def on_end(self, entry: DecodeRequest, reason: FinishReason | None) -> None:
         if entry.patience is not None:
@@ -152,19 +184,28 @@ class DecodeNode(Node[DecodeRequest]):
         if entry.transfer is not None:
             entry.transfer.cancel()
 
+    @property
+    def num_busy(self) -> int:
+        return super().num_busy + self.write_back.num_waiting
+
+    async def close(self) -> None:
+        self.write_back.drop()
+        await super().close()
+
+    def _is_short_of_blocks(self) -> bool:
+        return self.engine.stats().num_free_blocks <= self._reserve_blocks
+
     # --- the prompt's KV -------------------------------------------------------------------------------------------
 
-    def _wanted(self, ticket: Ticket, admitted: Admitted) -> list[WantedBlock]:
-        """Full blocks go by their content; the last, partial one by the ticket."""
-        request, block_size = admitted.request, self.limits.block_size
-        token_ids = request.token_ids[: request.num_tokens_at_arrival]
-        hashes = block_hashes(root_hash(self.parts.kv_identity, request.cache_salt), token_ids, block_size)
-        wanted = []
-        for index in admitted.missing:
-            key = hashes[index] if index < len(hashes) else transfer_key(ticket.transfer_id, index)
-            num_tokens = min(block_size, len(token_ids) - index * block_size)
-            wanted.append(WantedBlock(index, BlockKey(key), admitted.block_table[index], num_tokens))
-        return wanted
+    def _compute_s(self, num_tokens: int) -> float | None:
+        """Computing them here keeps all others here waiting for their next tokens, so it counts twice.
+
+        A node that has never computed a prompt knows at least that one token a step is slower.
+        """
+        stats = self.engine.stats()
+        slowest_rate = 1 / stats.decode_step_s if stats.decode_step_s else 0.0
+        rate = stats.prefill_tokens_per_s or slowest_rate
+        return 2 * num_tokens / rate if rate else None
 
     async def _finish_transfer(
         self, entry: DecodeRequest, transfer: IncomingTransfer, admitted: Admitted, wanted: list[WantedBlock]
@@ -172,6 +213,9 @@ class DecodeNode(Node[DecodeRequest]):
         """However it ends, the engine is told: until then it holds the blocks for the transfer."""
         try:
             result = await transfer.done()
+            lost = set(result.missing)
+            full = (block.index for block in wanted if block.num_tokens == self.limits.block_size)
+            entry.fetched.update(index for index in full if index not in lost)
         finally:
             self.loading_done(entry.request_id)
         if self.in_flight.get(entry.request_id) is not entry:
@@ -194,4 +238,6 @@ class DecodeNode(Node[DecodeRequest]):
             num_blocks_cached=num_cached,
             num_tokens_recomputed=num_recomputed,
             transfer_s=result.transfer_s,
+            overlapped_s=result.overlapped_s,
+            num_bytes=result.num_bytes,
         )

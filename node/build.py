@@ -1,6 +1,7 @@
 """From a node's options to its parts. The only file here that imports torch, and it must be imported late."""
 
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,6 +9,7 @@ from kvasir.common.addresses import split_address
 from kvasir.common.metrics import Metrics
 from kvasir.engine.factory import ModelInfo, build_engine
 from kvasir.engine.settings import EngineSettings
+from kvasir.kv_connector.base import KVConnector
 from kvasir.kv_connector.registry import open_connector
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.node.announce import own_address
@@ -23,10 +25,16 @@ class BuiltNode:
     model: ModelInfo
 
 
-def build(config: NodeConfig, role: Literal["prefill", "decode"], secret: str | None) -> BuiltNode:
+def build(
+    config: NodeConfig,
+    role: Literal["prefill", "decode"],
+    secret: str | None,
+    check_connector: Callable[[KVConnector], None],
+) -> BuiltNode:
     """Takes seconds: loads the model. A wrong connector is found before that."""
     settings = connector_settings(config, secret)
     connector = open_connector(settings)
+    check_connector(connector)
     engine, memory, model = build_engine(engine_settings(config, role))
     name = config.served_model_name or model.name
     parts = NodeParts(
@@ -70,6 +78,7 @@ def connector_settings(config: NodeConfig, secret: str | None) -> ConnectorSetti
         listen_port=port,
         advertise_host=config.advertise_host or own_address(host, config.join),
         secret=secret or "",
+        codec=config.kv_codec,
         redis_url=config.redis_url,
         path=config.kv_path,
         store_ttl_s=config.store_ttl_s,

@@ -32,6 +32,10 @@ class NodeConfig(ServiceConfig):
     kv_listen: str = Field(default="", description="tcp: where others fetch from (host:port); default: any free port.")
     redis_url: str = Field(default="redis://127.0.0.1:6379/0", description="redis: the server.")
     kv_path: str = Field(default="", description="shared_storage: the shared folder.")
+    kv_codec: Literal["auto", "none", "lossless", "fp16", "int8"] = Field(
+        default="none",
+        description="How this node packs blocks on their way out; auto: none or lossless, by measured bandwidth.",
+    )
     lease_s: float = Field(default=30.0, gt=0, description="Blocks that nobody has fetched are freed after this.")
     store_ttl_s: float = Field(default=3600.0, gt=0, description="Stores: blocks are kept at least this long.")
 

@@ -26,6 +26,7 @@ from kvasir.common.secrets import cluster_secret
 from kvasir.common.status_server import Health, StatusServer
 from kvasir.engine import wire
 from kvasir.engine.models.config import UnsupportedModel
+from kvasir.kv_connector.base import KVConnector
 from kvasir.node.announce import Announcer, own_address
 from kvasir.node.build import BuiltNode, build
 from kvasir.node.config import NodeConfig
@@ -50,6 +51,7 @@ class NodeKind:
     make_node: Callable[[NodeParts], Node[Any]]
     make_servicer: Callable[[Node[Any], common_pb2.NodeDescription], NodeServicer]
     add_to_server: Callable[[Any, grpc.aio.Server], None]  # as generated
+    check_connector: Callable[[KVConnector], None] = lambda connector: None  # raises ValueError
 
 
 def run_node(config: NodeConfig, kind: NodeKind) -> int:
@@ -61,7 +63,7 @@ def run_node(config: NodeConfig, kind: NodeKind) -> int:
         secret = cluster_secret(os.environ, path)
         check_listen(config.listen, secret)  # now, and not after the model is loaded
         log.info("loading %s", config.model)
-        built = build(config, kind.name, secret)
+        built = build(config, kind.name, secret, kind.check_connector)
     except (OSError, ValueError, UnsupportedModel) as error:
         log.error("cannot start: %s", error)
         return 1

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from kvasir.common.errors import InvalidRequest, KVTransferError, Overloaded
+from kvasir.common.errors import InvalidRequest, Overloaded
 from kvasir.common.hashing import block_hashes, root_hash
 from kvasir.engine import wire
-from kvasir.engine.types import Admitted, ComputedBlocks, FinishReason
+from kvasir.engine.types import Admitted, ComputedBlocks, FinishReason, num_blocks_for
 from kvasir.kv_connector.base import BlockKey
 from kvasir.kv_connector.incoming import IncomingTransfer, WantedBlock
 from kvasir.kv_connector.wire import ticket_from_proto
@@ -26,6 +26,7 @@ from kvasir.node.node import Node
 from kvasir.node.outbox import Outbox
 from kvasir.node.parts import NodeParts
 from kvasir.node.session import Session
+from kvasir.prefill_node.admission import Holdings, refusal
 from kvasir.prefill_node.handoff import Handoff
 from kvasir.proto import common_pb2, prefill_pb2
 
@@ -66,13 +67,12 @@ class PrefillNode(Node[PrefillRequest]):
     def _start(self, session: Session, message: prefill_pb2.StartPrefill) -> None:
         self.check_open()
         self._check_room(len(message.request.prompt_token_ids) // 4)
-        if message.ticket.connector != self.parts.connector.name:
-            raise InvalidRequest(
-                f"the ticket is for {message.ticket.connector!r}, this node has {self.parts.connector.name!r}"
-            )
+        ticket = ticket_from_proto(message.ticket)
+        if ticket.connector != self.parts.connector.name:
+            raise InvalidRequest(f"the ticket is for {ticket.connector!r}, this node has {self.parts.connector.name!r}")
         entry = self.in_flight.begin(PrefillRequest, session, message.handle, message.request, hand_off=True)
         entry.handoff = Handoff(
-            ticket_from_proto(message.ticket),
+            ticket,
             self.sender,
             self.release_blocks,
             lambda num_blocks, committed: self._tell_progress(session, message.handle, num_blocks, committed),
@@ -85,10 +85,18 @@ class PrefillNode(Node[PrefillRequest]):
             self.engine.submit(entry.request)
 
     def _check_room(self, num_tokens: int) -> None:
-        """A single prompt is always taken, however long: whether it fits is the engine's question."""
-        num_queued = self.engine.stats().num_queued_tokens
-        if num_queued and num_queued + num_tokens > self._max_num_queued_tokens:
-            raise Overloaded(f"{num_queued} prompt tokens wait here; {num_tokens} more are too many")
+        stats, block_size = self.engine.stats(), self.limits.block_size
+        newcomers = (entry.request.num_tokens for entry in self.in_flight if not entry.is_admitted)
+        holds = Holdings(
+            num_queued_tokens=stats.num_queued_tokens,
+            num_newcomer_blocks=sum(num_blocks_for(one, block_size) for one in newcomers),
+            num_leased_blocks=self.sender.num_leased_blocks,
+            num_free_blocks=stats.num_free_blocks,
+            num_total_blocks=stats.num_total_blocks,
+        )
+        why_not = refusal(holds, num_tokens, num_blocks_for(num_tokens, block_size), self._max_num_queued_tokens)
+        if why_not:
+            raise Overloaded(why_not)
 
     def _cancel_or_release(self, session: Session, message: common_pb2.CancelRequest) -> None:
         self._cancel(session, message)
@@ -105,15 +113,23 @@ class PrefillNode(Node[PrefillRequest]):
 
     def _tell_progress(self, session: Session, handle: int, num_blocks: int, committed: bool) -> None:
         session.tell(common_pb2.StepOutput(progress=[wire.progress_to_proto(handle, num_blocks, committed)]))
-        if committed:  # it is the receiver's now; remember it for as long as its blocks can be here
+        if committed:
+            self._forget_later(session, handle)
+
+    def _forget_later(self, session: Session, handle: int) -> None:
+        """It is the receiver's now; remembered for as long as its blocks are here."""
+        handoff = self._handoffs.get((session, handle))
+        if handoff is not None and not self.sender.is_leased(handoff.ticket.transfer_id):
+            del self._handoffs[session, handle]
+        elif handoff is not None:
             loop = asyncio.get_running_loop()
-            loop.call_later(2 * self.parts.connector_settings.lease_s, self._handoffs.pop, (session, handle), None)
+            loop.call_later(self.parts.connector_settings.lease_s, self._forget_later, session, handle)
 
     # --- what the engine says --------------------------------------------------------------------------------------
 
     def on_admitted(self, entry: PrefillRequest, admitted: Admitted, outbox: Outbox) -> None:
         if "blocks" in admitted.request.awaits:
-            self.spawn(self._load(entry, admitted))
+            self._load(entry, admitted)
         else:
             outbox.to(entry.session).admitted.append(wire.admitted_to_proto(admitted))
 
@@ -143,6 +159,8 @@ class PrefillNode(Node[PrefillRequest]):
             if request.is_scoring:  # all of it must be computed
                 keys = []
             num_stored = await self.receiver.lookup(keys[num_cached:]) if len(keys) > num_cached else 0
+            if not self.receiver.is_worth_fetching(num_stored, self._compute_s(num_stored * block_size)):
+                num_stored = 0
             if self.in_flight.get(entry.request_id) is not entry:
                 return  # it has ended meanwhile
             if num_stored:
@@ -154,21 +172,29 @@ class PrefillNode(Node[PrefillRequest]):
             if self.in_flight.get(entry.request_id) is entry:
                 self.in_flight.fail(entry, error)
 
-    async def _load(self, entry: PrefillRequest, admitted: Admitted) -> None:
-        request_id, block_size = entry.request_id, self.limits.block_size
+    def _compute_s(self, num_tokens: int) -> float | None:
+        """What is queued here is computed first; fetching goes on beside it."""
+        stats = self.engine.stats()
+        rate = stats.prefill_tokens_per_s
+        return (num_tokens + stats.num_queued_tokens) / rate if rate else None
+
+    def _load(self, entry: PrefillRequest, admitted: Admitted) -> None:
+        block_size = self.limits.block_size
         wanted = [
             WantedBlock(index, entry.stored_keys[index], admitted.block_table[index], block_size)
             for index in admitted.missing
             if index < len(entry.stored_keys)
         ]
-        num_fetched = 0
+        on_block = partial(self.engine.block_loaded, entry.request_id)
+        entry.loading = self.receiver.fetch_stored(wanted, on_block, self._compute_s)
+        self.spawn(self._finish_loading(entry, entry.loading, admitted))
+
+    async def _finish_loading(self, entry: PrefillRequest, loading: IncomingTransfer, admitted: Admitted) -> None:
+        """However it ends, the engine is told: until then it holds the blocks for the transfer."""
         try:
-            entry.loading = self.receiver.fetch_stored(wanted, partial(self.engine.block_loaded, request_id))
-            num_fetched = (await entry.loading.done()).num_fetched
-        except KVTransferError as error:
-            log.warning("request %s: nothing loaded from the store: %s", request_id, error)
+            result = await loading.done()
         finally:
-            self.loading_done(request_id)
-        if self.in_flight.get(request_id) is entry:
-            told = wire.admitted_to_proto(admitted, num_fetched * block_size)
+            self.loading_done(entry.request_id)
+        if self.in_flight.get(entry.request_id) is entry:
+            told = wire.admitted_to_proto(admitted, result.num_fetched * self.limits.block_size)
             entry.session.tell(common_pb2.StepOutput(admitted=[told]))
