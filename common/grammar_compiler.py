@@ -33,7 +33,9 @@ def load_tokenizer(path: Path, vocab_size: int | None = None, end_token_ids: Col
     known = sorted(end_token_ids)
     try:
         return LLTokenizer(str(path), n_vocab=vocab_size, eos_token=known or None)
-    except ValueError as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the library is no Exception
         raise GrammarError(f"this model's tokenizer cannot be held to a grammar: {error}") from None
 
 

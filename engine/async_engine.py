@@ -121,7 +121,7 @@ class AsyncEngine:
         """Called in any thread."""
         with suppress(EngineDead):
             if isinstance(outcome, Exception):
-                self._post(lambda engine: self._fail(engine, (*request.forks, request), outcome))
+                self._post(lambda engine: self._fail(engine, request, outcome))
             else:
                 self._post(lambda engine: engine.grammar_ready(request.request_id, outcome))
 
@@ -170,10 +170,12 @@ class AsyncEngine:
         except Exception as error:
             self._on_loop(_reject, waiter, error)
 
-    def _fail(self, engine: Engine, requests: Sequence[Request], error: Exception) -> None:
-        for request in requests:
-            engine.cancel(request.request_id)
-        self._deliver(StepResult(engine.stats().step, failed=tuple(Failed(one.request_id, error) for one in requests)))
+    def _fail(self, engine: Engine, request: Request, error: Exception) -> None:
+        """And its forks, before it: they are what would keep it."""
+        failed = tuple(Failed(one.request_id, error) for one in (*request.forks, request))
+        for one in failed:
+            engine.cancel(one.request_id)
+        self._deliver(StepResult(engine.stats().step, failed=failed))
 
     def _submit(self, engine: Engine, request: Request) -> None:
         try:

@@ -124,11 +124,13 @@ class Grammars:
             return
 
         def work() -> None:
+            outcome: Compiled | Exception = GrammarError("the compiler of grammars has failed")
             try:
-                outcome: Compiled | Exception = self.compiled(grammar)
+                outcome = self.compiled(grammar)
             except Exception as error:
                 outcome = error
-            done(outcome)
+            finally:  # after a panic of the library too, which is no Exception
+                done(outcome)
 
         self._threads.submit(work)
 

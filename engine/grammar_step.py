@@ -1,5 +1,6 @@
 """What grammars do in a step: masks while the model computes, one token further after it has."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from kvasir.common.errors import InvalidRequest
 from kvasir.engine.types import Request, RequestId, Sampled
+
+log = logging.getLogger(__name__)
 
 # Shapes: V vocabulary
 
@@ -36,8 +39,16 @@ def _mask(request: Request) -> Tensor | InvalidRequest:
     try:
         request.matcher.follow(request.output_token_ids)
         return torch.from_numpy(request.matcher.allowed(request.sampling.stop_token_ids))
-    except InvalidRequest as error:
+    except Exception as error:
+        return _known(error)
+
+
+def _known(error: Exception) -> InvalidRequest:
+    """Whatever goes wrong with a grammar is the end of its own request, and of no other."""
+    if isinstance(error, InvalidRequest):
         return error
+    log.error("a grammar cannot be followed", exc_info=error)
+    return InvalidRequest("the grammar cannot be followed")
 
 
 def advanced(request: Request, sampled: Sampled) -> Sampled:
@@ -47,6 +58,6 @@ def advanced(request: Request, sampled: Sampled) -> Sampled:
         return sampled
     try:
         matcher.take(sampled.token_ids[-1])
-    except InvalidRequest as error:
-        return Sampled(error=error)
-    return replace(sampled, completes_grammar=matcher.is_complete)
+        return replace(sampled, completes_grammar=matcher.is_complete)
+    except Exception as error:
+        return Sampled(error=_known(error))

@@ -1,9 +1,12 @@
 """Proto to the engine's values and back."""
 
+from typing import Literal
+
 import pytest
 
 from kvasir.common import errors
 from kvasir.common.errors import InvalidRequest, ServingError
+from kvasir.common.grammar import Grammar
 from kvasir.common.hashing import BlockHash
 from kvasir.common.tokens import pack_tokens, unpack_tokens
 from kvasir.engine.stats import EngineStats
@@ -70,7 +73,7 @@ def test_a_request_comes_whole() -> None:
         {"sampling": common_pb2.SamplingParams(max_tokens=1, stop_token_ids=b"abc")},
         {"sampling": common_pb2.SamplingParams(max_tokens=1, allowed_token_ids=pack_tokens([100]))},
         {"sampling": common_pb2.SamplingParams(max_tokens=1, logit_bias=[common_pb2.LogitBias(token_id=100, bias=1)])},
-        {"sampling": common_pb2.SamplingParams(max_tokens=1, grammar=common_pb2.Grammar(regex="a"))},
+        {"sampling": common_pb2.SamplingParams(max_tokens=1, grammar=common_pb2.Grammar())},
     ],
 )
 def test_what_a_router_should_not_have_sent_is_refused(fields: dict[str, object]) -> None:
@@ -81,6 +84,12 @@ def test_what_a_router_should_not_have_sent_is_refused(fields: dict[str, object]
 def test_absent_sampling_fields_are_off() -> None:
     assert sampling_from_proto(common_pb2.SamplingParams(max_tokens=3)) == SamplingParams(max_tokens=3)
     assert sampling_from_proto(common_pb2.SamplingParams(max_tokens=3, top_k=-1)).top_k == 0
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "regex", "lark"])
+def test_a_grammar_comes_as_its_source(kind: Literal["json_schema", "regex", "lark"]) -> None:
+    message = common_pb2.SamplingParams(max_tokens=3, grammar=common_pb2.Grammar(**{kind: "ü"}))
+    assert sampling_from_proto(message).grammar == Grammar(kind, "ü")
 
 
 def test_sampling_comes_whole() -> None:

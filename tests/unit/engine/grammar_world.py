@@ -1,0 +1,109 @@
+"""A model with real logits and no weights: they are a function of all KV so far, read back through the block table."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from kvasir.common.grammar import Grammar
+from kvasir.engine.engine import Engine
+from kvasir.engine.grammar import Grammars
+from kvasir.engine.grammar_step import GrammarMasks
+from kvasir.engine.sampler import sample
+from kvasir.engine.scheduler import Scheduler
+from kvasir.engine.types import (
+    FinishReason,
+    Limits,
+    Request,
+    RequestId,
+    Sampled,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+)
+from tests.fakes import FakeModelRunner
+
+
+class Vocabulary:
+    """Of a tokenizer.json with the token </s>, which ends a text."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._tokenizer = Tokenizer.from_file(str(path))
+        self.size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self.eos: int = self._tokenizer.token_to_id("</s>")
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, token_ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(token_ids)
+        return text
+
+    def grammars(self) -> Grammars:
+        return Grammars(self.path, self.size, {self.eos})
+
+    def request(self, name: str, grammar: Grammar | None, outputs: list[int] | None = None, **params: Any) -> Request:
+        """With a prompt of its own; it brings no matcher."""
+        settings = {"temperature": 1.0, "max_tokens": 400, "stop_token_ids": frozenset({self.eos}), **params}
+        return Request(
+            request_id=RequestId(name),
+            prompt_token_ids=[1 + sum(name.encode()) % 200, *name.encode()],
+            output_token_ids=outputs or [],
+            sampling=SamplingParams(**settings, grammar=grammar),
+        )
+
+
+class LogitsRunner(FakeModelRunner):
+    """Likes what ends things, so that outputs do."""
+
+    def __init__(self, vocabulary: Vocabulary, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks, block_size)
+        self.masks = GrammarMasks()
+        self._size = vocabulary.size
+        self._likes = [vocabulary.encode(text)[0] for text in '"]}'] + [vocabulary.eos]
+
+    def execute(self, plan: StepPlan) -> dict[RequestId, Sampled]:
+        masks = self.masks.start([one for chunk in plan.chunks for one in chunk.samplers])
+        requests: list[Request] = []
+        rows: list[torch.Tensor] = []
+        for chunk in plan.chunks:
+            digest = self._compute(chunk.request.block_table, chunk.request.token_ids[: chunk.end], chunk.start)
+            for one in chunk.samplers:
+                requests.append(one)
+                rows.append(self._logits(digest))
+        if not rows:
+            return {}
+        sampled = sample(torch.stack(rows), requests, masks.result())
+        return {request.request_id: one for request, one in zip(requests, sampled, strict=True)}
+
+    def _logits(self, digest: int) -> torch.Tensor:
+        logits = torch.randn(self._size, generator=torch.Generator().manual_seed(digest & (2**63 - 1)))
+        logits[self._likes] += 6
+        return logits
+
+
+def new_engine(vocabulary: Vocabulary, *, num_blocks: int = 400, **limits: Any) -> Engine:
+    settings: dict[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 64, "max_model_len": 1000, **limits}
+    scheduler = Scheduler(Limits(block_size=4, num_blocks=num_blocks, **settings), b"fake-model")
+    return Engine(scheduler, LogitsRunner(vocabulary, num_blocks, 4))
+
+
+def run(engine: Engine, grammars: Grammars, *requests: Request) -> dict[str, tuple[list[int], FinishReason | str]]:
+    """All of them to their ends: outputs, and a finish reason or an error's message."""
+    ends: dict[str, FinishReason | str] = {}
+    for request in requests:
+        engine.submit(request)
+        if request.sampling.grammar is not None:
+            engine.grammar_ready(request.request_id, grammars.compiled(request.sampling.grammar))
+    while engine.has_work:
+        note(engine.step(), ends)
+    engine.check_invariants()
+    return {request.request_id: (request.output_token_ids, ends[request.request_id]) for request in requests}
+
+
+def note(result: StepResult, ends: dict[str, FinishReason | str]) -> None:
+    ends |= {output.request_id: output.finish_reason for output in result.outputs if output.finish_reason}
+    ends |= {failed.request_id: str(failed.error) for failed in result.failed}
