@@ -28,6 +28,7 @@ help:
 	@echo 'make serve        start router, prefill node and decode node on this machine   (ARGS: of kvasir serve)'
 	@echo 'make test         lint, types, wire and the whole test suite; what .ci/run runs'
 	@echo 'make test-parity  every combination of the parity tests with transformers: long'
+	@echo 'make test-browser the page in a real browser; wants chromium (apt-get install chromium)'
 	@echo 'make test-compose images, compose file, scaling; wants a Docker engine'
 	@echo 'make bench        this suite beside transformers on this machine, into bench/results: long; wants a quiet machine'
 	@echo 'make lint         ruff: rules and format                make types   mypy'
@@ -61,6 +62,10 @@ unit: $(VENV)/test-installed
 .PHONY: test-parity
 test-parity: $(VENV)/test-installed
 	$(BIN)/python -m pytest -m parity $(ARGS)
+
+.PHONY: test-browser
+test-browser: $(VENV)/browser-installed
+	$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
 
 .PHONY: test-compose
 test-compose:
@@ -135,13 +140,17 @@ $(VENV)/test-installed: $(INSTALL_INPUTS)
 	$(call install,--no-deps --no-build-isolation --editable .)
 	@touch $(VENV)/serve-installed $@  # the tests' packages include the others
 
+$(VENV)/browser-installed: $(VENV)/test-installed
+	$(call install-locked,browser)
+	@touch $@
+
 # No index and no path may get into the file: whoever installs has their own.
 .PHONY: lock
 lock: $(VENV)/created
 	$(call install-locked,lock)
 	CUSTOM_COMPILE_COMMAND='make lock' $(BIN)/pip-compile --upgrade --quiet --generate-hashes --strip-extras \
 	  --allow-unsafe --all-build-deps --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
-	  $(addprefix --extra ,$(TEST_EXTRAS) lock) --output-file requirements.lock pyproject.toml
+	  $(addprefix --extra ,$(TEST_EXTRAS) browser lock) --output-file requirements.lock pyproject.toml
 
 .PHONY: clean
 clean:

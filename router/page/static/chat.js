@@ -152,11 +152,4 @@ at("clear").addEventListener("click", () => {
   at("prompt").focus();
 });
 
-const root = document.documentElement;
-if (localStorage.theme) root.dataset.theme = localStorage.theme;
-at("theme").addEventListener("click", () => {
-  const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  localStorage.theme = root.dataset.theme = isDark ? "light" : "dark";
-});
-
 loadModels();

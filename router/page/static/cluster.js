@@ -55,7 +55,7 @@ function drawPlot(id, latencies) {
     latencies.map((slice) => ms(slice[`${id}_p99_s`])),
   ];
   if (plots[id]) return plots[id].setData(data);
-  const axis = { stroke: () => colour("--dim"), grid: { stroke: () => colour("--line") }, ticks: { show: false } };
+  const axis = { stroke: () => colour("--dim"), grid: { stroke: () => colour("--line"), width: 1 }, ticks: { show: false } };
   const line = (label, name) => ({ label, stroke: () => colour(name), width: 2, spanGaps: true, points: { show: true, size: 4 } });
   const options = {
     width: at(id).clientWidth,
