@@ -4,6 +4,7 @@ No caller waits for a store that hangs, and none that goes away frees what is st
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.metrics import TransferMetrics
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.store_guard import StoreGuard
+
+log = logging.getLogger(__name__)
 
 _GRACE_S = 1.0  # beyond its time, for a store to let go of what it reads
 _MAX_PACKED_BYTES = 32 << 20  # of blocks that are packed and written together
@@ -76,26 +79,37 @@ class StoreWriter:
     async def _write_and_give_back(self, blocks: Sequence[OutgoingBlock]) -> None:
         self.num_blocks += len(blocks)
         try:
-            with self._guard.attempt():
-                await self._write_missing(blocks, time.monotonic() + self._allowance_s(blocks))
+            await self._write_missing(blocks)
         finally:
             self.num_blocks -= len(blocks)
             self._release_blocks([block.block_id for block in blocks])
 
-    async def _write_missing(self, blocks: Sequence[OutgoingBlock], deadline_s: float) -> None:
+    async def _write_missing(self, blocks: Sequence[OutgoingBlock]) -> None:
+        deadline_s, num_left = time.monotonic() + self._allowance_s(blocks), len(blocks)
         names = [store_key(block.key, self._layout, self._encoder.form) for block in blocks]
-        async with asyncio.timeout(deadline_s - time.monotonic()):
-            stored = await self._store.contains(names)
-        missing = [(name, block) for name, block, is_stored in zip(names, blocks, stored, strict=True) if not is_stored]
-        self._metrics.blocks_already_stored += len(blocks) - len(missing)
-        for part in self._parts(missing):
-            frames = await self._pack(part)
-            started_s, num_bytes = time.monotonic(), sum(frame.payload.nbytes for _, frame in frames)
-            async with asyncio.timeout(deadline_s - started_s):
-                await self._store.put(frames)
-            elapsed_s = time.monotonic() - started_s
-            self._encoder.outgoing.note(num_bytes, elapsed_s)
-            self._metrics.stored(len(frames), num_bytes, elapsed_s)
+        try:
+            with self._guard.attempt():
+                async with asyncio.timeout(deadline_s - time.monotonic()):
+                    stored = await self._store.contains(names)
+                missing = [named for named, has in zip(zip(names, blocks, strict=True), stored, strict=True) if not has]
+                self._metrics.blocks_already_stored += len(blocks) - len(missing)
+                num_left = len(missing)
+                for part in self._parts(missing):
+                    await self._write(part, deadline_s)
+                    num_left -= len(part)
+        finally:
+            self._metrics.blocks_not_stored += num_left
+
+    async def _write(self, part: Sequence[Named], deadline_s: float) -> None:
+        frames = await self._pack(part)
+        num_bytes = sum(frame.payload.nbytes for _, frame in frames)
+        started_s = time.monotonic()
+        async with asyncio.timeout(deadline_s - started_s):
+            await self._store.put(frames)
+        elapsed_s = time.monotonic() - started_s
+        self._encoder.outgoing.note(num_bytes, elapsed_s)
+        self._metrics.stored(len(frames), num_bytes, elapsed_s)
+        log.debug("%s has taken %d blocks, %d bytes, in %.3f s", self._store.name, len(frames), num_bytes, elapsed_s)
 
     def _parts(self, missing: Sequence[Named]) -> Iterator[Sequence[Named]]:
         size = max(1, _MAX_PACKED_BYTES // self._layout.bytes_per_block)

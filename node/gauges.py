@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from kvasir.common.metrics import Sample
 from kvasir.engine.stats import EngineStats
-from kvasir.kv_connector.metrics import MissReason, TransferMetrics
 
 
 def engine_samples(stats: EngineStats, age_s: float) -> Iterator[Sample]:
@@ -22,26 +21,6 @@ def engine_samples(stats: EngineStats, age_s: float) -> Iterator[Sample]:
     yield Sample("kvasir:total_blocks", "Blocks there are.", stats.num_total_blocks)
     yield _count("kvasir:engine_steps", "Steps since the start.", stats.step)
     yield Sample("kvasir:engine_age_seconds", "Since the engine last finished a step or was idle.", age_s)
-
-
-def transfer_samples(metrics: TransferMetrics, num_leased_blocks: int) -> Iterator[Sample]:
-    yield Sample("kvasir:kv_leased_blocks", "Blocks kept for a receiver.", num_leased_blocks)
-    yield _count("kvasir:kv_blocks_fetched", "Blocks that came from elsewhere.", metrics.blocks_fetched)
-    yield _count("kvasir:kv_bytes_fetched", "Their bytes.", metrics.bytes_fetched)
-    yield _count("kvasir:kv_blocks_sent", "Blocks handed to the transport.", metrics.blocks_sent)
-    yield _count("kvasir:kv_bytes_sent", "Their bytes.", metrics.bytes_sent)
-    yield _count("kvasir:kv_blocks_stored", "Blocks written to the store.", metrics.blocks_stored)
-    yield _count("kvasir:kv_bytes_stored", "Their bytes.", metrics.bytes_stored)
-    yield _count("kvasir:kv_blocks_already_stored", "Blocks the store had.", metrics.blocks_already_stored)
-    yield _count("kvasir:kv_retries", "Blocks asked for again.", metrics.retries)
-    yield _count("kvasir:kv_store_failures", "Calls to the store that failed.", metrics.store_failures)
-    yield _count("kvasir:kv_leases_expired", "Transfers that nobody fetched in time.", metrics.leases_expired)
-    yield _count("kvasir:kv_transfers", "Transfers received.", metrics.transfers)
-    yield _count("kvasir:kv_transfer_seconds", "Time in which blocks were being fetched.", metrics.transfer_s)
-    yield _count("kvasir:kv_overlapped_seconds", "The part of it beside the prefill.", metrics.overlapped_s)
-    for reason in MissReason:
-        value = metrics.misses[reason]
-        yield Sample("kvasir:kv_misses", "Blocks refused or given up.", value, {"reason": reason.value}, True)
 
 
 def process_samples(num_sessions: int, num_in_flight: int) -> Iterator[Sample]:

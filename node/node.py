@@ -17,9 +17,10 @@ from kvasir.engine import wire
 from kvasir.engine.async_engine import AsyncEngine
 from kvasir.engine.types import Admitted, BlockId, ComputedBlocks, FinishReason, RequestId, SequenceOutput, StepResult
 from kvasir.kv_connector.metrics import TransferMetrics
-from kvasir.node.gauges import engine_samples, process_samples, transfer_samples
+from kvasir.node.gauges import engine_samples, process_samples
 from kvasir.node.in_flight import E, InFlightRequests
 from kvasir.node.kv_feed import KVMirror
+from kvasir.node.kv_gauges import transfer_samples
 from kvasir.node.outbox import Outbox
 from kvasir.node.parts import NodeParts
 from kvasir.node.session import Session, Sessions
@@ -240,5 +241,6 @@ class Node(ABC, Generic[E]):
 
     def _samples(self) -> Iterator[Sample]:
         yield from engine_samples(self.engine.stats(), self.engine.age_s)
-        yield from transfer_samples(self.transfer_metrics, self.sender.num_leased_blocks)
+        connector = self.parts.connector.name
+        yield from transfer_samples(connector, self.transfer_metrics, self.sender, self.receiver)
         yield from process_samples(len(self.sessions), len(self.in_flight))

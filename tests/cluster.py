@@ -25,6 +25,7 @@ from tests.valkey import RedisServer
 
 REPO = Path(__file__).parents[1]
 START_TIMEOUT_S = 120.0
+_OF_ALL = ("engine", "model_name", "connector")  # labels that are the same on all of a node's samples
 
 
 def free_port() -> int:
@@ -89,7 +90,7 @@ class Service:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 found[sample.name] = found.get(sample.name, 0.0) + sample.value
-                own = {key: value for key, value in sample.labels.items() if key not in ("engine", "model_name")}
+                own = {key: value for key, value in sample.labels.items() if key not in _OF_ALL}
                 labels = ",".join(f'{key}="{value}"' for key, value in sorted(own.items()))
                 found[f"{sample.name}{{{labels}}}"] = sample.value
         return found
