@@ -21,6 +21,7 @@ class ConnectorSettings:
     listen_port: int = 0  # 0: any free one
     advertise_host: str = ""  # where others reach this node, if not at `listen_host`
     secret: str = field(default="", repr=False)  # the cluster's; required off loopback
+    encryption: bool = False  # by CURVE, with keys derived from the secret; the same on all nodes
     window_bytes: int = 8 << 20  # asked for and not yet taken in, per pair of nodes
 
     # redis

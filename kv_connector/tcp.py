@@ -2,20 +2,21 @@
 
 import asyncio
 import ipaddress
-from collections import deque
+import time
 from collections.abc import AsyncGenerator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
-import zmq.asyncio
+import zmq
 
 from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector import tcp_protocol as protocol
 from kvasir.kv_connector.base import BlockKey, BlockSource, Frame, Ticket
 from kvasir.kv_connector.settings import ConnectorSettings
+from kvasir.kv_connector.tcp_back_off import BackOff
 from kvasir.kv_connector.tcp_link import Link
 from kvasir.kv_connector.tcp_server import TcpServer
 
-_MIN_WINDOW, _MAX_WINDOW = 2, 16
+_MIN_WINDOW, _MAX_WINDOW = 2, 128
 
 
 class TcpConnector:
@@ -26,7 +27,10 @@ class TcpConnector:
         if not settings.secret and not _is_loopback(settings.listen_host):
             raise ValueError(f"listening on {settings.listen_host} needs the cluster's secret")
         self._settings = settings
-        self._context = zmq.asyncio.Context()
+        self._context: zmq.Context[zmq.Socket[Any]] = zmq.Context()
+        self._keys = protocol.keys_of(settings.secret)
+        self._encryption = settings.encryption
+        self._back_off = BackOff(time.monotonic)
         self._server: TcpServer | None = None
         self._port = 0
         self._max_payload_bytes = 0
@@ -34,7 +38,7 @@ class TcpConnector:
 
     async def open(self, source: BlockSource, max_payload_bytes: int) -> None:
         self._max_payload_bytes = max_payload_bytes
-        self._server = TcpServer(self._context, source, self._settings.secret)
+        self._server = TcpServer(self._context, source, self._keys, self._encryption)
         self._port = self._server.bind(self._settings.listen_host, self._settings.listen_port)
 
     async def close(self) -> None:
@@ -54,12 +58,13 @@ class TcpConnector:
         if not ticket.endpoints:
             raise KVTransferError(f"ticket {ticket.transfer_id} names no endpoint")
         requests = (await self._link(ticket.endpoints[0].address)).requests(ticket.transfer_id)
-        waiting = deque(keys)
+        num_asked = 0
         try:
-            while waiting or len(requests):
-                while waiting and requests.may_ask:
-                    await requests.ask(waiting.popleft())
-                yield await requests.next()
+            while num_asked < len(keys) or len(requests):
+                if num_asked < len(keys):
+                    num_asked += await requests.ask(keys[num_asked : num_asked + protocol.MAX_KEYS_A_REQUEST])
+                if len(requests):
+                    yield await requests.next()
         finally:
             requests.close()
 
@@ -74,20 +79,33 @@ class TcpConnector:
         for endpoint in ticket.endpoints:
             known = self._links.get(endpoint.address)
             if known is None or not known[0].why_lost:
-                await (await self._link(endpoint.address)).say(word, ticket.transfer_id.encode())
+                (await self._link(endpoint.address)).say(word + ticket.transfer_id.encode())
 
     async def _link(self, address: str) -> Link:
         """A live link: the one that all transfers from there share, or a new one."""
         if address not in self._links or self._links[address][0].why_lost:
             self._close_lost_links()
-            window = min(max(self._settings.window_bytes // self._max_payload_bytes, _MIN_WINDOW), _MAX_WINDOW)
-            link = Link(self._context, address, self._max_payload_bytes, window)
-            connecting = asyncio.create_task(link.connect(self._settings.secret))
+            self._back_off.check(address)
+            link = Link(self._context, address, self._max_payload_bytes, self._window, self._keys, self._encryption)
+            connecting = asyncio.create_task(self._connect(link, address))
             connecting.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if only by us
             self._links[address] = link, connecting
         link, connecting = self._links[address]
         await asyncio.shield(connecting)
         return link
+
+    async def _connect(self, link: Link, address: str) -> None:
+        try:
+            await link.connect()
+        except KVTransferError:
+            self._back_off.failed(address)
+            raise
+        self._back_off.worked(address)
+
+    @property
+    def _window(self) -> int:
+        """Blocks of one link on their way."""
+        return min(max(self._settings.window_bytes // self._max_payload_bytes, _MIN_WINDOW), _MAX_WINDOW)
 
     def _close_lost_links(self) -> None:
         for address, (link, _) in list(self._links.items()):

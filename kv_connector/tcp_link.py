@@ -4,107 +4,128 @@ A link does not mend: whatever happens to it fails all that waits for it, and th
 """
 
 import asyncio
+import functools
 import hmac
 import itertools
+import operator
 import os
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import zmq
-import zmq.asyncio
-from zmq.utils.monitor import recv_monitor_message
+from zmq.utils.monitor import parse_monitor_message
 
 from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector import tcp_protocol as protocol
 from kvasir.kv_connector.base import BlockKey, Frame, TransferId
 from kvasir.kv_connector.header import MAX_HEADER_BYTES
+from kvasir.kv_connector.tcp_socket import LoopSocket
 
 _HANDSHAKE_TIMEOUT_S = 2.0
 _OVERDUE_S = 10.0  # a request that nobody waits for any more must be answered all the same
-_LOST_EVENTS = (
-    zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_CLOSED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
+_LOST = {
+    zmq.EVENT_DISCONNECTED: "disconnected",
+    zmq.EVENT_CLOSED: "nobody listens there",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the handshake failed",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the handshake failed; is encryption on at both ends, or off?",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "it does not know this cluster's secret",
+}
 _link_numbers = itertools.count()
+_HEAD_BYTES = len(protocol.BLOCK) + protocol.NUMBER_BYTES
 
-Reply = tuple[bytes, Frame | None] | None  # the request and its block; None: the link is lost
+Reply = tuple[int, Frame | None] | None  # the request's number and its block; None: the link is lost
 
 
 class Link:
-    def __init__(self, context: zmq.asyncio.Context, address: str, max_payload_bytes: int, window: int) -> None:
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[Any]]",
+        address: str,
+        max_payload_bytes: int,
+        window: int,
+        keys: protocol.Keys,
+        is_encrypted: bool,
+    ) -> None:
         self.why_lost = ""  # empty while it lives
+        self.window_size = window
         self.window = asyncio.Semaphore(window)  # blocks asked for and not yet taken in
         self._address = address
-        self._socket = context.socket(zmq.DEALER)
-        protocol.configure(self._socket, max(max_payload_bytes, MAX_HEADER_BYTES), address.startswith("["))
-        self._socket.set(zmq.RECONNECT_IVL, -1)
-        self._socket.set(zmq.IMMEDIATE, 1)
-        self._socket.set(zmq.RCVHWM, 2 * window)  # whatever a sender does, no more than this is buffered here
-        self._monitor = self._socket.get_monitor_socket(_LOST_EVENTS, f"inproc://kv-link-{next(_link_numbers)}")
-        self._numbers = itertools.count()
-        self._unanswered: dict[bytes, asyncio.Queue[Reply] | None] = {}  # None: forgotten
-        self._tasks: list[asyncio.Task[None]] = []
+        self._keys = keys
+        self._nonce = os.urandom(protocol.NONCE_BYTES)
+        self._has_proved = False  # the sender
+        self._next_number = 0
+        self._unanswered: dict[int, asyncio.Queue[Reply] | None] = {}  # None: forgotten
+        self._is_settled = asyncio.Event()  # welcome, or lost
+        self._raw = context.socket(zmq.DEALER)
+        protocol.configure(self._raw, max(max_payload_bytes, MAX_HEADER_BYTES + _HEAD_BYTES), address.startswith("["))
+        protocol.guard_receiver(self._raw, keys, is_encrypted)
+        self._raw.set(zmq.RECONNECT_IVL, -1)
+        self._raw.set(zmq.RCVHWM, 2 * window)  # whatever a sender does, no more than this is buffered here
+        monitor_address = f"inproc://kv-link-{next(_link_numbers)}"
+        events = functools.reduce(operator.or_, _LOST)
+        self._monitor = LoopSocket(self._raw.get_monitor_socket(events, monitor_address), self._see)
+        self._socket = LoopSocket(self._raw, self._take)
 
-    async def connect(self, secret: str) -> None:
+    async def connect(self) -> None:
         """Returns when each side has proved that it knows the secret."""
-        watch = asyncio.create_task(self._watch())
-        shake = asyncio.create_task(self._shake_hands(secret))
-        shake.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if only by us
-        self._tasks = [watch, shake]
         try:
-            self._socket.connect(f"tcp://{self._address}")
+            self._raw.connect(f"tcp://{self._address}")
+            self.say(protocol.HELLO + self._nonce)
             async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
-                await asyncio.wait({watch, shake}, return_when=asyncio.FIRST_COMPLETED)
-            if self.why_lost or not shake.done():
-                raise KVTransferError(self.why_lost)
-            shake.result()
-        except (TimeoutError, zmq.ZMQError, KVTransferError) as error:
+                await self._is_settled.wait()
+        except (TimeoutError, zmq.ZMQError) as error:
             self.close(str(error) or "no answer")
-            raise KVTransferError(self.why_lost) from error
         except asyncio.CancelledError:
             self.close("closed")
             raise
-        self._tasks.append(asyncio.create_task(self._read()))
+        if self.why_lost:
+            raise KVTransferError(self.why_lost)
 
     def close(self, why: str) -> None:
         self._lose(why)
-        for task in self._tasks:
-            task.cancel()
-        if not self._socket.closed:
-            self._socket.disable_monitor()  # first: zmq would wait for ever to tell a monitor that is closed
-            self._monitor.close(linger=0)
-            self._socket.close(linger=0)
+        if not self._raw.closed:
+            self._raw.disable_monitor()  # first: zmq would wait for ever to tell a monitor that is closed
+        self._monitor.close()
+        self._socket.close()
 
     def requests(self, transfer_id: TransferId) -> "Requests":
         return Requests(self, transfer_id)
 
-    async def say(self, *frames: bytes) -> None:
-        with suppress(zmq.ZMQError):  # the monitor says why
-            await self._socket.send_multipart(frames, flags=zmq.NOBLOCK)
+    def say(self, message: bytes) -> None:
+        if not self.why_lost:
+            with suppress(zmq.ZMQError):  # the monitor says why
+                self._socket.send([message])
 
-    async def ask(self, transfer_id: TransferId, key: BlockKey, replies: asyncio.Queue[Reply]) -> bytes:
-        """As soon as the window allows; the reply will go to `replies`. Returns the request's name."""
+    async def ask(self, transfer_id: TransferId, keys: Sequence[BlockKey], replies: asyncio.Queue[Reply]) -> range:
+        """For some of the keys, the leading ones, as soon as the window allows; the replies will go to `replies`.
+
+        Returns the numbers of the requests.
+        """
         await self.window.acquire()
+        num_keys = 1
+        while num_keys < min(len(keys), protocol.MAX_KEYS_A_REQUEST) and not self.window.locked():
+            await self.window.acquire()
+            num_keys += 1
         if self.why_lost:
             self.window.release()  # for the next one who waits
             raise KVTransferError(self.why_lost)
-        request = next(self._numbers).to_bytes(8, "little")
-        self._unanswered[request] = replies
-        await self.say(protocol.FETCH, request, transfer_id.encode(), key)
-        return request
+        numbers = range(self._next_number, self._next_number + num_keys)
+        self._next_number = numbers.stop
+        self._unanswered.update(dict.fromkeys(numbers, replies))
+        self.say(protocol.fetch(numbers.start, transfer_id, keys[:num_keys]))
+        return numbers
 
-    def forget(self, request: bytes) -> None:
+    def forget(self, number: int) -> None:
         """Nobody waits for it any more. Its room in the window is free when its reply is no longer on the way."""
-        if request in self._unanswered:
-            self._unanswered[request] = None
-            asyncio.get_running_loop().call_later(_OVERDUE_S, self._check_overdue, request)
+        if number in self._unanswered:
+            self._unanswered[number] = None
+            asyncio.get_running_loop().call_later(_OVERDUE_S, self._check_overdue, number)
         else:
             self.window.release()
 
-    def _check_overdue(self, request: bytes) -> None:
-        if request in self._unanswered:
+    def _check_overdue(self, number: int) -> None:
+        if number in self._unanswered:
             self._lose("a request was never answered")
 
     def _lose(self, why: str) -> None:
@@ -116,49 +137,47 @@ class Link:
                 replies.put_nowait(None)
         self._unanswered.clear()
         self.window.release()
+        self._is_settled.set()
         asyncio.get_running_loop().call_soon(self.close, why)
 
-    async def _shake_hands(self, secret: str) -> None:
-        nonce = os.urandom(protocol.NONCE_BYTES)
-        await self._socket.send_multipart([protocol.HELLO, nonce])
-        match await self._socket.recv_multipart():
-            case [protocol.CHALLENGE, sender_nonce, proof] if hmac.compare_digest(
-                proof, protocol.proof(secret, protocol.SENDER, nonce, sender_nonce)
-            ):
-                own_proof = protocol.proof(secret, protocol.RECEIVER, nonce, sender_nonce)
-                await self._socket.send_multipart([protocol.ANSWER, nonce, own_proof])
-            case _:
-                raise KVTransferError("it does not know the cluster's secret")
-        if await self._socket.recv_multipart() != [protocol.WELCOME]:
-            raise KVTransferError("it refused this node")
+    # What comes.
 
-    async def _watch(self) -> None:
-        event = await recv_monitor_message(self._monitor)
-        self._lose(zmq.Event(event["event"]).name or "lost")
+    def _see(self, event: list[zmq.Frame]) -> None:
+        self._lose(_LOST[zmq.Event(parse_monitor_message([frame.bytes for frame in event])["event"])])
 
-    async def _read(self) -> None:
-        while not self.why_lost:
-            try:
-                frames = await self._socket.recv_multipart(copy=False)
-            except zmq.ZMQError as error:
-                self._lose(str(error))
-                return
-            word = frames[0].bytes
-            if word == protocol.BLOCK and len(frames) == 4:
-                self._answer(frames[1].bytes, Frame(frames[2].bytes, frames[3].buffer))
-            elif word == protocol.ABSENT and len(frames) == 2:
-                self._answer(frames[1].bytes, None)
-            else:
-                self._lose(f"it sent {word[:16]!r} with {len(frames)} frames")
+    def _take(self, message: list[zmq.Frame]) -> None:
+        head = message[0].bytes
+        word, rest = head[:1], head[1:]
+        if word == protocol.BLOCK and len(message) == 2 and len(head) >= _HEAD_BYTES:
+            self._answer(head, Frame(head[_HEAD_BYTES:], message[1].buffer))
+        elif word == protocol.ABSENT and len(message) == 1 and len(head) == _HEAD_BYTES:
+            self._answer(head, None)
+        elif word == protocol.CHALLENGE and len(message) == 1:
+            self._prove(rest)
+        elif word == protocol.WELCOME and self._has_proved:
+            self._is_settled.set()
+        elif word == protocol.REFUSED:
+            self._lose("it refused this node")
+        else:
+            self._lose(f"it sent {head[:16]!r} in {len(message)} frames")
 
-    def _answer(self, request: bytes, frame: Frame | None) -> None:
-        if request not in self._unanswered:
+    def _prove(self, challenge: bytes) -> None:
+        sender_nonce, proof = challenge[: protocol.NONCE_BYTES], challenge[protocol.NONCE_BYTES :]
+        if not hmac.compare_digest(proof, self._keys.proof(protocol.SENDER, self._nonce, sender_nonce)):
+            self._lose("it does not know this cluster's secret")
+            return
+        self._has_proved = True
+        self.say(protocol.ANSWER + self._nonce + self._keys.proof(protocol.RECEIVER, self._nonce, sender_nonce))
+
+    def _answer(self, head: bytes, frame: Frame | None) -> None:
+        number = int.from_bytes(head[len(protocol.BLOCK) : _HEAD_BYTES], "little")
+        if number not in self._unanswered:
             return  # a duplicate
-        replies = self._unanswered.pop(request)
+        replies = self._unanswered.pop(number)
         if replies is None:
             self.window.release()
         else:
-            replies.put_nowait((request, frame))
+            replies.put_nowait((number, frame))
 
 
 class Requests:
@@ -167,28 +186,30 @@ class Requests:
     def __init__(self, link: Link, transfer_id: TransferId) -> None:
         self._link = link
         self._transfer_id = transfer_id
-        self._keys: dict[bytes, BlockKey] = {}
+        self._keys: dict[int, BlockKey] = {}
         self._replies: asyncio.Queue[Reply] = asyncio.Queue()
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    @property
-    def may_ask(self) -> bool:
-        """True if asking makes sense now: there is room, or nothing else to wait for."""
-        return not self._keys or not self._link.window.locked()
-
-    async def ask(self, key: BlockKey) -> None:
-        self._keys[await self._link.ask(self._transfer_id, key, self._replies)] = key
+    async def ask(self, keys: Sequence[BlockKey]) -> int:
+        """For the leading ones of the keys, as many as makes sense now; how many that is."""
+        if self._keys and len(self._keys) > self._link.window_size // 2:
+            return 0  # asked for by twos and threes, blocks cost more
+        if self._keys and self._link.window.locked():
+            return 0
+        numbers = await self._link.ask(self._transfer_id, keys, self._replies)
+        self._keys.update(zip(numbers, keys, strict=False))
+        return len(numbers)
 
     async def next(self) -> tuple[BlockKey, Frame | None]:
         reply = await self._replies.get()
         if reply is None:
             raise KVTransferError(self._link.why_lost)
-        request, frame = reply
+        number, frame = reply
         self._link.window.release()
-        return self._keys.pop(request), frame
+        return self._keys.pop(number), frame
 
     def close(self) -> None:
-        for request in self._keys:
-            self._link.forget(request)
+        for number in self._keys:
+            self._link.forget(number)

@@ -1,22 +1,35 @@
 """What the two ends of the tcp connector say to each other, and how each knows that the other knows the secret.
 
-    receiver (DEALER)                       sender (ROUTER)
-    HELLO nonce                        -->
-                                       <--  CHALLENGE nonce, proof        the sender proves itself first
-    ANSWER nonce, proof                -->
-                                       <--  WELCOME
-    FETCH request, transfer, key       -->
-                                       <--  BLOCK request, header, payload    or ABSENT request
-    RELEASE transfer | KEEP_ALIVE transfer -->
+    receiver (DEALER)                               sender (ROUTER)
+    HELLO nonce                                -->
+                                               <--  CHALLENGE nonce proof           the sender proves itself first
+    ANSWER nonce proof                         -->
+                                               <--  WELCOME
+    FETCH number transfer keys                 -->
+                                               <--  BLOCK number header | payload   for each key, numbered from `number`
+                                               <--  ABSENT number                   instead of it
+    RELEASE transfer, or KEEP_ALIVE transfer   -->
 
-Every word is one message of a few frames; the secret itself never travels. What is refused is answered by REFUSED.
-The proofs keep strangers out; they do not hide or sign what follows, so an untrusted network wants a tunnel.
+A message is one frame, which begins with its word; a block's payload is a frame of its own, so that it is not copied.
+What is refused is answered by REFUSED.
+
+Before all that, ZeroMQ's own handshake lets in nobody who does not know the secret, so that strangers are dropped
+before any message of theirs is kept: by CURVE where encryption is on, by a password derived from the secret where it
+is off. That password travels in the clear, so it is good for nothing else; the proofs cannot be used again. Without
+encryption nothing hides or signs what follows.
 """
 
+import functools
+import hashlib
 import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import zmq
+from zmq.utils import z85
+
+from kvasir.kv_connector.base import BlockKey, TransferId
 
 HELLO = b"H"
 CHALLENGE = b"C"
@@ -30,19 +43,47 @@ RELEASE = b"R"
 KEEP_ALIVE = b"K"
 
 NONCE_BYTES = 32
-MAX_REQUEST_BYTES = 1024  # of one frame on its way to a sender
-MAX_REQUESTS_PER_PEER = 64  # a sender lends no more blocks than this to one connection
+NUMBER_BYTES = 8
+KEY_BYTES = 32
+MAX_REQUEST_BYTES = 2048  # of one frame on its way to a sender
+MAX_KEYS_A_REQUEST = 48
+MAX_TRANSFER_ID_BYTES = 255
+MAX_REQUESTS_PER_PEER = 256  # blocks lent to one connection, and asked for by it
 
 _HEARTBEAT_MS = 500
 _HEARTBEAT_TIMEOUT_MS = 2000
 _STALL_TIMEOUT_MS = 3000
+_FRAMING_BYTES = 64  # what encryption adds to a frame
 
 SENDER = b"kvasir-kv-sender"
 RECEIVER = b"kvasir-kv-receiver"
+USER = b"kvasir"
 
 
-def proof(secret: str, role: bytes, receiver_nonce: bytes, sender_nonce: bytes) -> bytes:
-    return hmac.digest(secret.encode(), role + receiver_nonce + sender_nonce, "sha256")
+@dataclass(frozen=True, slots=True, repr=False)
+class Keys:
+    """All that is made of the cluster's secret. Guessing the secret from anything overheard costs a scrypt a guess."""
+
+    master: bytes
+
+    @property
+    def password(self) -> bytes:
+        return hmac.digest(self.master, b"password", "sha256").hex().encode()
+
+    @property
+    def curve_secret(self) -> bytes:
+        """Of every sender of the cluster; ZeroMQ's text form."""
+        text: bytes = z85.encode(hmac.digest(self.master, b"curve", "sha256"))
+        return text
+
+    def proof(self, role: bytes, receiver_nonce: bytes, sender_nonce: bytes) -> bytes:
+        return hmac.digest(self.master, role + receiver_nonce + sender_nonce, "sha256")
+
+
+@functools.lru_cache(maxsize=4)
+def keys_of(secret: str) -> Keys:
+    """Takes some 50 ms, once."""
+    return Keys(hashlib.scrypt(secret.encode(), salt=b"kvasir kv tcp 1", n=1 << 14, r=8, p=1, dklen=32))
 
 
 def configure(socket: "zmq.Socket[Any]", max_frame_bytes: int, is_ipv6: bool) -> None:
@@ -53,6 +94,49 @@ def configure(socket: "zmq.Socket[Any]", max_frame_bytes: int, is_ipv6: bool) ->
     # the kernel has to end the connection (TCP_USER_TIMEOUT), or zmq would hold on to the blocks for ever.
     socket.set(zmq.TCP_MAXRT, _STALL_TIMEOUT_MS)
     socket.set(zmq.HANDSHAKE_IVL, _HEARTBEAT_TIMEOUT_MS)
-    socket.set(zmq.MAXMSGSIZE, max_frame_bytes)
+    socket.set(zmq.MAXMSGSIZE, max_frame_bytes + _FRAMING_BYTES)
     socket.set(zmq.LINGER, 0)
     socket.set(zmq.IPV6, int(is_ipv6))
+
+
+def guard_sender(socket: "zmq.Socket[Any]", keys: Keys, is_encrypted: bool) -> None:
+    """Let nobody in who does not know the secret. Where it is not CURVE, `Doorkeeper` says who does."""
+    if is_encrypted:
+        socket.set(zmq.CURVE_SERVER, 1)
+        socket.set(zmq.CURVE_SECRETKEY, keys.curve_secret)
+    else:
+        socket.set(zmq.PLAIN_SERVER, 1)
+        socket.set(zmq.ZAP_DOMAIN, USER)
+
+
+def guard_receiver(socket: "zmq.Socket[Any]", keys: Keys, is_encrypted: bool) -> None:
+    if is_encrypted:
+        public, secret = zmq.curve_keypair()
+        socket.set(zmq.CURVE_PUBLICKEY, public)
+        socket.set(zmq.CURVE_SECRETKEY, secret)
+        socket.set(zmq.CURVE_SERVERKEY, zmq.curve_public(keys.curve_secret))
+    else:
+        socket.set(zmq.PLAIN_USERNAME, USER)
+        socket.set(zmq.PLAIN_PASSWORD, keys.password)
+
+
+def fetch(first_number: int, transfer_id: TransferId, keys: Sequence[BlockKey]) -> bytes:
+    """FETCH | number | length of the transfer's name | its name | keys"""
+    name = transfer_id.encode()
+    return b"".join((FETCH, number(first_number), bytes([len(name)]), name, *keys))
+
+
+def parse_fetch(request: bytes) -> tuple[int, TransferId, list[BlockKey]] | None:
+    """What follows the word; None if that is not what it is."""
+    start = NUMBER_BYTES + 1
+    end = start + request[start - 1] if len(request) >= start else len(request)
+    num_keys, rest = divmod(len(request) - end, KEY_BYTES)
+    if rest or not 0 < num_keys <= MAX_KEYS_A_REQUEST:
+        return None
+    keys = [BlockKey(request[at : at + KEY_BYTES]) for at in range(end, len(request), KEY_BYTES)]
+    transfer_id = TransferId(request[start:end].decode(errors="replace"))
+    return int.from_bytes(request[:NUMBER_BYTES], "little"), transfer_id, keys
+
+
+def number(value: int) -> bytes:
+    return (value % (1 << 8 * NUMBER_BYTES)).to_bytes(NUMBER_BYTES, "little")

@@ -1,61 +1,96 @@
-"""The sending end of the tcp connector: a ROUTER that lends blocks, without a copy, to receivers that ask for them."""
+"""The sending end of the tcp connector: a ROUTER that lends blocks, without a copy, to receivers that ask for them.
+
+    asked for --> queued --> lent --> given back       when ZeroMQ has let go of the block
+                    |
+                    +--> answered ABSENT               not there, or the receiver has asked for too many
+
+Bounded for each receiver (`MAX_REQUESTS_PER_PEER`: asked for and lent) and in total (`_MAX_LENT`: lent).
+"""
 
 import asyncio
 import hmac
 import logging
 import os
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Coroutine
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import zmq
-import zmq.asyncio
 
 from kvasir.kv_connector import tcp_protocol as protocol
-from kvasir.kv_connector.base import BlockKey, BlockSource, TransferId
+from kvasir.kv_connector.base import BlockKey, BlockSource, Frame, TransferId
+from kvasir.kv_connector.tcp_door import Doorkeeper
+from kvasir.kv_connector.tcp_socket import LoopSocket
 
 log = logging.getLogger(__name__)
 
 _NUM_PEERS_REMEMBERED = 1024
+_MAX_LENT = 2048
+_MAX_UNREAD = 1024  # replies to one receiver; of blocks there are fewer
+_BYTES_A_TURN = 1 << 20  # lent before it is the event loop's turn
 _POLL_S = 0.005  # how soon it is seen that zmq has let go of a block
 _CLOSE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Loan:
+class _Request:
     peer: bytes
+    number: bytes
     transfer_id: TransferId
     key: BlockKey
+
+
+@dataclass(frozen=True, slots=True)
+class _Loan:
+    request: _Request
     tracker: zmq.MessageTracker
 
 
 class TcpServer:
-    def __init__(self, context: zmq.asyncio.Context, source: BlockSource, secret: str) -> None:
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[Any]]", source: BlockSource, keys: protocol.Keys, is_encrypted: bool
+    ) -> None:
+        self._context = context
         self._source = source
-        self._secret = secret
+        self._keys = keys
+        self._is_encrypted = is_encrypted
         self._nonce_key = os.urandom(32)
-        self._socket = context.socket(zmq.ROUTER)
         self._known: OrderedDict[bytes, None] = OrderedDict()  # peers that have shown that they know the secret
+        self._queue: deque[_Request] = deque()
         self._loans: list[_Loan] = []
-        self._num_lent: Counter[bytes] = Counter()
+        self._num_held: Counter[bytes] = Counter()  # by each peer: queued or lent
         self._has_loans = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._next_lending: asyncio.Handle | None = None
+        self._words: dict[bytes, tuple[bool, Callable[[bytes, bytes], None]]] = {  # the bool: of known peers only
+            protocol.HELLO: (False, self._hello),
+            protocol.ANSWER: (False, self._answer),
+            protocol.FETCH: (True, self._fetch),
+            protocol.RELEASE: (True, self._release),
+            protocol.KEEP_ALIVE: (True, self._keep_alive),
+        }
 
     def bind(self, host: str, port: int) -> int:
         """Listen there, and return the port."""
-        protocol.configure(self._socket, protocol.MAX_REQUEST_BYTES, ":" in host)
-        self._socket.set(zmq.ROUTER_MANDATORY, 1)
-        self._socket.bind(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
-        self._tasks = [asyncio.create_task(self._serve()), asyncio.create_task(self._collect())]
-        bound_to = str(self._socket.get_string(zmq.LAST_ENDPOINT)).rstrip("\0")
+        socket = self._context.socket(zmq.ROUTER)
+        protocol.configure(socket, protocol.MAX_REQUEST_BYTES, ":" in host)
+        protocol.guard_sender(socket, self._keys, self._is_encrypted)
+        socket.set(zmq.ROUTER_MANDATORY, 1)
+        socket.set(zmq.RCVHWM, protocol.MAX_REQUESTS_PER_PEER)
+        socket.set(zmq.SNDHWM, _MAX_UNREAD)
+        self._doorkeeper = Doorkeeper(self._context, protocol.USER, self._keys.password)
+        self._socket = LoopSocket(socket, self._take)
+        socket.bind(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
+        self._collecting = asyncio.create_task(self._collect())
+        bound_to = str(socket.get_string(zmq.LAST_ENDPOINT)).rstrip("\0")
         return int(bound_to.rpartition(":")[2])
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._socket.close(linger=0)
+        self._collecting.cancel()
+        if self._next_lending is not None:
+            self._next_lending.cancel()
+        self._socket.close()
+        self._doorkeeper.close()
         deadline_s = asyncio.get_running_loop().time() + _CLOSE_TIMEOUT_S
         while self._loans and asyncio.get_running_loop().time() < deadline_s:
             await asyncio.sleep(_POLL_S)
@@ -65,74 +100,63 @@ class TcpServer:
 
     # Requests.
 
-    async def _serve(self) -> None:
-        words: dict[bytes, tuple[int, Callable[..., Coroutine[Any, Any, None]]]] = {
-            protocol.HELLO: (1, self._hello),
-            protocol.ANSWER: (2, self._answer),
-        }
-        words_of_known: dict[bytes, tuple[int, Callable[..., Coroutine[Any, Any, None]]]] = {
-            protocol.FETCH: (3, self._fetch),
-            protocol.RELEASE: (1, self._release),
-            protocol.KEEP_ALIVE: (1, self._keep_alive),
-        }
-        while True:
-            peer, *message = await self._socket.recv_multipart()
-            word, arguments = (message[0], message[1:]) if message else (b"", [])
-            num_arguments, handle = words.get(word) or words_of_known.get(word) or (-1, None)
-            if (
-                handle is None
-                or len(arguments) != num_arguments
-                or (word in words_of_known and peer not in self._known)
-            ):
-                log.debug("a peer sent something that is not for us: %r", word[:16])
-                await self._send(peer, protocol.REFUSED)
-                continue
-            try:
-                await handle(peer, *arguments)
-            except Exception:  # a bug of ours must not end the service of all others
-                log.exception("a request of a receiver failed in an unforeseen way")
+    def _take(self, message: list[zmq.Frame]) -> None:
+        peer, *frames = (frame.bytes for frame in message)
+        request = frames[0] if len(frames) == 1 else b""
+        of_known_only, handle = self._words.get(request[:1], (True, None))
+        if handle is None or (of_known_only and peer not in self._known):
+            log.debug("a peer sent something that is not for us: %r", request[:16])
+            self._send(peer, protocol.REFUSED)
+            return
+        try:
+            handle(peer, request[1:])
+        except Exception:  # a bug of ours must not end the service of all others
+            log.exception("a request of a receiver failed in an unforeseen way")
 
-    async def _hello(self, peer: bytes, receiver_nonce: bytes) -> None:
+    def _hello(self, peer: bytes, receiver_nonce: bytes) -> None:
+        if len(receiver_nonce) != protocol.NONCE_BYTES:
+            self._send(peer, protocol.REFUSED)
+            return
         nonce = self._nonce(peer)
-        own_proof = protocol.proof(self._secret, protocol.SENDER, receiver_nonce, nonce)
-        await self._send(peer, protocol.CHALLENGE, nonce, own_proof)
+        self._send(peer, protocol.CHALLENGE + nonce + self._keys.proof(protocol.SENDER, receiver_nonce, nonce))
 
-    async def _answer(self, peer: bytes, receiver_nonce: bytes, proof: bytes) -> None:
-        wanted = protocol.proof(self._secret, protocol.RECEIVER, receiver_nonce, self._nonce(peer))
-        if len(receiver_nonce) != protocol.NONCE_BYTES or not hmac.compare_digest(wanted, proof):
+    def _answer(self, peer: bytes, answer: bytes) -> None:
+        receiver_nonce, proof = answer[: protocol.NONCE_BYTES], answer[protocol.NONCE_BYTES :]
+        wanted = self._keys.proof(protocol.RECEIVER, receiver_nonce, self._nonce(peer))
+        if not hmac.compare_digest(wanted, proof):
             log.warning("refused a receiver that does not know the cluster's secret")
-            await self._send(peer, protocol.REFUSED)
+            self._send(peer, protocol.REFUSED)
             return
         self._known[peer] = None
         if len(self._known) > _NUM_PEERS_REMEMBERED:
             self._known.popitem(last=False)
-        await self._send(peer, protocol.WELCOME)
+        self._send(peer, protocol.WELCOME)
 
-    async def _fetch(self, peer: bytes, request: bytes, transfer: bytes, raw_key: bytes) -> None:
-        transfer_id, key = TransferId(transfer.decode(errors="replace")), BlockKey(raw_key)
+    def _fetch(self, peer: bytes, request: bytes) -> None:
+        fetch = protocol.parse_fetch(request)
+        if fetch is None:
+            self._send(peer, protocol.REFUSED)
+            return
+        first_number, transfer_id, keys = fetch
         self._known.move_to_end(peer)
-        frame = self._source.borrow(transfer_id, key) if self._num_lent[peer] < protocol.MAX_REQUESTS_PER_PEER else None
-        if frame is None:
-            await self._send(peer, protocol.ABSENT, request)
-            return
-        tracker = await self._send(peer, protocol.BLOCK, request, frame.header, frame.payload)
-        if tracker is None:
-            self._source.give_back(transfer_id, key)
-            return
-        self._loans.append(_Loan(peer, transfer_id, key, tracker))
-        self._num_lent[peer] += 1
-        self._has_loans.set()
+        for number, key in enumerate(keys, first_number):
+            if self._num_held[peer] < protocol.MAX_REQUESTS_PER_PEER:
+                self._num_held[peer] += 1
+                self._queue.append(_Request(peer, protocol.number(number), transfer_id, key))
+            else:
+                self._send(peer, protocol.ABSENT + protocol.number(number))
+        self._lend()
 
-    async def _release(self, peer: bytes, transfer: bytes) -> None:
+    def _release(self, peer: bytes, transfer: bytes) -> None:
         self._source.released(TransferId(transfer.decode(errors="replace")))
 
-    async def _keep_alive(self, peer: bytes, transfer: bytes) -> None:
+    def _keep_alive(self, peer: bytes, transfer: bytes) -> None:
         self._source.keep_alive(TransferId(transfer.decode(errors="replace")))
 
-    async def _send(self, peer: bytes, *frames: bytes | memoryview) -> zmq.MessageTracker | None:
-        """Never waits: who does not read, or has gone, gets nothing. Returns what follows the last frame."""
+    def _send(self, peer: bytes, *frames: bytes | memoryview, track: bool = False) -> zmq.MessageTracker | None:
+        """Never waits: who does not read, or has gone, gets nothing. Returns what follows the last frame, if asked."""
         try:
-            return await self._socket.send_multipart([peer, *frames], flags=zmq.NOBLOCK, copy=False, track=True)
+            return self._socket.send([peer, *frames], track)
         except zmq.ZMQError as error:
             log.debug("a reply found no taker: %s", error)
             self._known.pop(peer, None)
@@ -142,22 +166,65 @@ class TcpServer:
         """Of this connection and this process; zmq gives each connection a name of its own."""
         return hmac.digest(self._nonce_key, peer, "sha256")
 
+    # Lending.
+
+    def _lend(self) -> None:
+        if self._next_lending is not None:
+            self._next_lending.cancel()
+            self._next_lending = None
+        num_bytes = 0
+        while self._queue and len(self._loans) < _MAX_LENT:
+            if num_bytes >= _BYTES_A_TURN:
+                self._next_lending = asyncio.get_running_loop().call_soon(self._lend)
+                return
+            num_bytes += self._lend_one(self._queue.popleft())
+
+    def _lend_one(self, request: _Request) -> int:
+        """How many bytes it took."""
+        frame = self._borrow(request)
+        if frame is None:
+            self._let_go(request)
+            self._send(request.peer, protocol.ABSENT + request.number)
+            return 0
+        head = protocol.BLOCK + request.number + frame.header
+        tracker = self._send(request.peer, head, frame.payload, track=True)
+        if tracker is None:
+            self._source.give_back(request.transfer_id, request.key)
+            self._let_go(request)
+            return 0
+        self._loans.append(_Loan(request, tracker))
+        self._has_loans.set()
+        return frame.payload.nbytes
+
+    def _borrow(self, request: _Request) -> Frame | None:
+        if request.peer not in self._known:
+            return None
+        try:
+            return self._source.borrow(request.transfer_id, request.key)
+        except Exception:  # a bug of ours must not end the service of all others
+            log.exception("a block could not be lent")
+            return None
+
+    def _let_go(self, request: _Request) -> None:
+        self._num_held[request.peer] -= 1
+        if not self._num_held[request.peer]:
+            del self._num_held[request.peer]
+
     # Blocks that zmq still reads.
 
     async def _collect(self) -> None:
         while True:
             await self._has_loans.wait()
             self._take_back()
+            self._lend()
             if not self._loans:
                 self._has_loans.clear()
             await asyncio.sleep(_POLL_S)
-            self._socket.get(zmq.EVENTS)  # zmq lets go of a lost peer's messages only when it is called
+            self._socket.look()  # zmq lets go of a lost peer's messages only when it is called
 
     def _take_back(self) -> None:
         done = [loan for loan in self._loans if loan.tracker.done]
         self._loans = [loan for loan in self._loans if not loan.tracker.done]
         for loan in done:
-            self._num_lent[loan.peer] -= 1
-            if not self._num_lent[loan.peer]:
-                del self._num_lent[loan.peer]
-            self._source.give_back(loan.transfer_id, loan.key)
+            self._let_go(loan.request)
+            self._source.give_back(loan.request.transfer_id, loan.request.key)

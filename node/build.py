@@ -78,6 +78,7 @@ def connector_settings(config: NodeConfig, secret: str | None) -> ConnectorSetti
         listen_port=port,
         advertise_host=config.advertise_host or own_address(host, config.join),
         secret=secret or "",
+        encryption=config.kv_encryption,
         codec=config.kv_codec,
         redis_url=config.redis_url,
         path=config.kv_path,

@@ -30,6 +30,10 @@ class NodeConfig(ServiceConfig):
         default="tcp", description="How KV blocks travel: tcp, redis, shared_storage, an installed one, module:Class."
     )
     kv_listen: str = Field(default="", description="tcp: where others fetch from (host:port); default: any free port.")
+    kv_encryption: bool = Field(
+        default=False,
+        description="tcp: encrypt blocks, with keys derived from the cluster's secret; on all nodes or none.",
+    )
     redis_url: str = Field(default="redis://127.0.0.1:6379/0", description="redis: the server.")
     kv_path: str = Field(default="", description="shared_storage: the shared folder.")
     kv_codec: Literal["auto", "none", "lossless", "fp16", "int8"] = Field(

@@ -38,17 +38,19 @@ async def send(settings: ConnectorSettings, task: Any) -> None:
 
 
 async def ask(settings: ConnectorSettings, task: Any) -> None:
-    socket = zmq.Context().socket(zmq.DEALER)
+    keys = protocol.keys_of(settings.secret)
+    socket: zmq.Socket[bytes] = zmq.Context().socket(zmq.DEALER)
     socket.set(zmq.RCVHWM, 1)
+    socket.set(zmq.PLAIN_USERNAME, protocol.USER)
+    socket.set(zmq.PLAIN_PASSWORD, keys.password)
     socket.connect(f"tcp://{task['address']}")
     nonce = bytes(protocol.NONCE_BYTES)
-    socket.send_multipart([protocol.HELLO, nonce])
-    sender_nonce = socket.recv_multipart()[1]
-    own_proof = protocol.proof(settings.secret, protocol.RECEIVER, nonce, sender_nonce)
-    socket.send_multipart([protocol.ANSWER, nonce, own_proof])
-    assert socket.recv_multipart() == [protocol.WELCOME]
+    socket.send(protocol.HELLO + nonce)
+    sender_nonce = socket.recv()[1 : 1 + protocol.NONCE_BYTES]
+    socket.send(protocol.ANSWER + nonce + keys.proof(protocol.RECEIVER, nonce, sender_nonce))
+    assert socket.recv() == protocol.WELCOME
     for index, key in enumerate(keys_of(task["num_blocks"])):
-        socket.send_multipart([protocol.FETCH, index.to_bytes(8, "little"), b"t", key])
+        socket.send(protocol.fetch(index, TransferId("t"), [key]))
     socket.recv_multipart()
     print("landed", flush=True)
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -1,0 +1,58 @@
+"""A ZeroMQ socket on the event loop: each message is handed to a function, without a task or a future of its own."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+
+_MESSAGES_A_TURN = 16  # then it is the event loop's turn
+
+
+class LoopSocket:
+    """Takes the socket over: reads it from now on, and closes it."""
+
+    def __init__(self, socket: "zmq.Socket[Any]", on_message: Callable[[list[zmq.Frame]], None]) -> None:
+        self._socket = socket
+        self._on_message = on_message
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = int(socket.get(zmq.FD))
+        self._next_look: asyncio.Handle | None = None
+        self._loop.add_reader(self._descriptor, self._read)
+        self.look()
+
+    def send(self, frames: Sequence[bytes | memoryview], track: bool = False) -> zmq.MessageTracker | None:
+        """Large frames are lent, not copied; the tracker says when the socket has let go of them.
+
+        Raises zmq.ZMQError instead of waiting: what does not fit now is not sent.
+        """
+        tracker = self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False, track=track)
+        self.look()
+        return tracker
+
+    def look(self) -> None:
+        """Soon. A socket's descriptor tells of news once only, and not if a call has come across them in passing."""
+        if self._next_look is None and not self._socket.closed:
+            self._next_look = self._loop.call_soon(self._read)
+
+    def close(self) -> None:
+        if self._socket.closed:
+            return
+        self._loop.remove_reader(self._descriptor)
+        if self._next_look is not None:
+            self._next_look.cancel()
+        self._socket.close(linger=0)
+
+    def _read(self) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()
+            self._next_look = None
+        for _ in range(_MESSAGES_A_TURN):
+            if self._socket.closed:
+                return
+            try:
+                message = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            self._on_message(message)
+        self.look()
