@@ -26,8 +26,16 @@ class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
     reasoning_parser: Literal["auto", "none", "deepseek_r1", "qwen3"] = Field(
         default="auto", description="How the model marks its thoughts; auto: as its chat template does."
     )
+    response_store_url: str | None = Field(
+        default=None, description="redis://... where responses are stored for several routers; default: in memory."
+    )
+    response_store_ttl_s: float = Field(default=3600.0 * 24, gt=0, description="How long responses are stored.")
+    response_store_bytes: int = Field(default=256 << 20, gt=0, description="In memory, the oldest make room.")
     api_key: Words = Field(default=[], description="Keys that clients must send one of; empty: anybody may ask.")
     max_request_bytes: int = Field(default=32 << 20, gt=0, description="Longest HTTP body; more is answered with 413.")
+    max_grammar_bytes: int = Field(default=1 << 20, gt=0, description="Longest schema, pattern or grammar of a client.")
+    grammar_timeout_s: float = Field(default=1.5, gt=0, description="One that takes longer to compile is refused.")
+    grammar_workers: int = Field(default=2, gt=0, description="Processes that compile them, once the first has come.")
     max_logprobs: int = Field(default=20, ge=0, description="Most alternatives a client may ask for.")
     shutdown_grace_s: float = Field(default=30.0, ge=0, description="How long requests may still run after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = "info"

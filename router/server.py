@@ -10,13 +10,16 @@ from pathlib import Path
 from kvasir.common.metrics import Metrics
 from kvasir.common.secrets import cluster_secret
 from kvasir.router.app import create_app
-from kvasir.router.auth import ApiKeys
+from kvasir.router.auth import ApiKeys, owner_of
 from kvasir.router.cluster import running_cluster
 from kvasir.router.config import RouterConfig
+from kvasir.router.grammar.checker import GrammarChecker
 from kvasir.router.http_server import running_http_server
 from kvasir.router.metrics import RouterMetrics
 from kvasir.router.openai.api import OpenAIApi
 from kvasir.router.openai.reading import habits_of
+from kvasir.router.openai.responses.api import ResponsesApi
+from kvasir.router.openai.responses.stores import response_store
 from kvasir.router.page.routes import add_page
 from kvasir.router.text.chat_renderer import ChatRenderer
 from kvasir.router.text.chat_template import ChatTemplate, find_template
@@ -34,7 +37,16 @@ async def serve(config: RouterConfig) -> None:
     source = find_template(config.model) if config.chat_template is None else _read(config.chat_template)
     template = None if source is None else ChatTemplate(source, tokenizer.special_tokens)
     renderer = ChatRenderer(template, trusts_requests=config.trust_request_chat_template)
+    grammars = GrammarChecker(
+        config.model / "tokenizer.json",
+        num_workers=config.grammar_workers,
+        timeout_s=config.grammar_timeout_s,
+        max_source_bytes=config.max_grammar_bytes,
+    )
     secret = cluster_secret(os.environ, None if config.cluster_secret_file is None else str(config.cluster_secret_file))
+    store = response_store(
+        config.response_store_url, ttl_s=config.response_store_ttl_s, max_bytes=config.response_store_bytes
+    )
     metrics = Metrics({"model_name": names[0]})
     router_metrics = RouterMetrics(metrics)
     stop = _StopSignals()
@@ -53,14 +65,18 @@ async def serve(config: RouterConfig) -> None:
                 reasoning_parser=config.reasoning_parser,
                 enable_auto_tool_choice=config.enable_auto_tool_choice,
             ),
+            grammars=grammars,
         )
-        app = create_app(api, cluster.dispatcher, ApiKeys(config.api_key), metrics, router_metrics)
+        responses = ResponsesApi(api, store, owner_of)
+        app = create_app(api, responses, cluster.dispatcher, ApiKeys(config.api_key), metrics, router_metrics)
         add_page(app, cluster.pool, router_metrics.recent, lambda: cluster.queue.num_waiting)
         async with running_http_server(app, config.host, config.port, config.shutdown_grace_s) as server:
             stop.on_second = server.hurry
             log.info("serving %s on http://%s:%d", ", ".join(names), config.host, server.port)
             await stop.first.wait()
             log.info("stopping: requests that run may end within %g s", config.shutdown_grace_s)
+    await grammars.close()
+    await store.close()
     renderer.close()
     tokenizer.close()
     log.info("stopped")

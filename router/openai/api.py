@@ -10,8 +10,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from kvasir.common.errors import InvalidRequest, ServingError
+from kvasir.router.grammar.asked import asked_grammar
+from kvasir.router.grammar.checker import GrammarChecker
 from kvasir.router.metrics import RequestRecord, RouterMetrics
-from kvasir.router.openai.answer import Envelope, Shape, chunks, outcome_of, recorded, whole_answer
+from kvasir.router.openai.answer import Answer, ChoicesAnswer, Envelope, outcome_of, recorded
 from kvasir.router.openai.body import read_body
 from kvasir.router.openai.chat import ChatShape
 from kvasir.router.openai.client_gone import ClientGone, unless_gone
@@ -25,6 +27,7 @@ from kvasir.router.openai.reading import ModelHabits, Reading, reading_of
 from kvasir.router.openai.routing import routed_requests
 from kvasir.router.openai.sampling import text_rules_of
 from kvasir.router.openai.sse import EventStream
+from kvasir.router.openai.structured import checked, with_grammar
 from kvasir.router.text.answer_reader import AnswerReader
 from kvasir.router.text.chat_renderer import ChatRenderer
 from kvasir.router.text.tokenizer import TextTokenizer
@@ -38,8 +41,7 @@ _CLIENT_CLOSED_REQUEST = 499  # nobody is there to read it
 class Generation:
     """A valid request on its way: nothing is asked of the backend before the first delta is."""
 
-    envelope: Envelope
-    shape: Shape
+    answer: Answer
     deltas: AsyncGenerator[ChoiceDelta, None]
 
 
@@ -55,11 +57,13 @@ class OpenAIApi:
         max_request_bytes: int,
         max_logprobs: int,
         habits: ModelHabits,
+        grammars: GrammarChecker,
     ) -> None:
         self._backend = backend
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._renderer = renderer
         self._habits = habits
+        self._grammars = grammars
         self._metrics = metrics
         self._model_names = tuple(model_names)
         self._max_request_bytes = max_request_bytes
@@ -67,10 +71,10 @@ class OpenAIApi:
         self._created = int(time.time())
 
     async def completions(self, request: Request) -> Response:
-        return await self._serve(request, "completions", CompletionBody, self._prepare_completion)
+        return await self.serve(request, "completions", CompletionBody, self._prepare_completion)
 
     async def chat_completions(self, request: Request) -> Response:
-        return await self._serve(request, "chat/completions", ChatBody, self._prepare_chat)
+        return await self.serve(request, "chat/completions", ChatBody, self._prepare_chat)
 
     async def models(self, request: Request) -> Response:
         return json_response({"object": "list", "data": [self._card(name) for name in self._model_names]})
@@ -79,7 +83,7 @@ class OpenAIApi:
         name = request.path_params["name"]
         return json_response(self._card(name)) if name in self._model_names else error_response(ModelNotFound(name))
 
-    async def _serve(
+    async def serve(
         self,
         request: Request,
         endpoint: str,
@@ -102,33 +106,40 @@ class OpenAIApi:
         self, body: B, record: RequestRecord, prepare: Callable[[B, RequestRecord], Awaitable[Generation]]
     ) -> Response:
         generation = await prepare(body, record)
-        deltas = generation.deltas
+        answer, deltas = generation.answer, generation.deltas
         if not body.stream:
             try:
-                return json_response(await whole_answer(generation.envelope, generation.shape, deltas))
+                return json_response(await answer.whole(deltas))
             finally:
                 await deltas.aclose()
         # Status and headers wait for the first token: what fails before it has a status of its own.
         first = await anext(deltas)
-        return EventStream(chunks(generation.envelope, generation.shape, _rejoined(first, deltas)), close=deltas.aclose)
+        return EventStream(answer.events(_rejoined(first, deltas)), close=deltas.aclose)
 
     async def _prepare_completion(self, body: CompletionBody, record: RequestRecord) -> Generation:
         limits = self._begin(body, "logprobs")
         if body.echo and body.logprobs is not None:
             message = "'echo' together with 'logprobs' is not supported yet"
             raise InvalidRequest(message, "echo", "unsupported_parameter")
-        prompts = await completion_prompts(body, self._tokenizer, limits)
-        shape = CompletionShape(body, prompts, self._tokenizer)
-        return self._begun(body, record, limits, prompts, shape, f"cmpl-{uuid.uuid4().hex}")
+        prompts = await completion_prompts(body, self.tokenizer, limits)
+        shape = CompletionShape(body, prompts, self.tokenizer)
+        envelope, deltas = await self._begun(body, record, limits, prompts, f"cmpl-{uuid.uuid4().hex}")
+        return Generation(ChoicesAnswer(envelope, shape), deltas)
 
     async def _prepare_chat(self, body: ChatBody, record: RequestRecord) -> Generation:
+        prompt, envelope, deltas = await self.begin_chat(body, record, f"chatcmpl-{uuid.uuid4().hex}")
+        return Generation(ChoicesAnswer(envelope, ChatShape(body, prompt, self.tokenizer)), deltas)
+
+    async def begin_chat(
+        self, body: ChatBody, record: RequestRecord, response_id: str
+    ) -> tuple[Prompt, Envelope, AsyncGenerator[ChoiceDelta, None]]:
+        """The answer to a conversation, in whatever shape it is then sent."""
         limits = self._begin(body, "top_logprobs")
         if body.top_logprobs and not body.logprobs:
             raise InvalidRequest("'top_logprobs' wants 'logprobs' to be true", "top_logprobs", "invalid_value")
         reading = reading_of(body, self._habits)
-        prompt = await chat_prompt(body, self._renderer, self._tokenizer, limits, reading.plan.shown)
-        shape = ChatShape(body, prompt, self._tokenizer)
-        return self._begun(body, record, limits, [prompt], shape, f"chatcmpl-{uuid.uuid4().hex}", reading)
+        prompt = await chat_prompt(body, self._renderer, self.tokenizer, limits, reading.plan.shown)
+        return prompt, *await self._begun(body, record, limits, [prompt], response_id, reading)
 
     def _begin(self, body: GenerationBody, logprobs_param: str) -> ClusterLimits:
         """What needs no tokenizer."""
@@ -141,17 +152,19 @@ class OpenAIApi:
             raise InvalidRequest(message, logprobs_param, "invalid_value")
         return self._backend.limits()
 
-    def _begun(
+    async def _begun(
         self,
         body: GenerationBody,
         record: RequestRecord,
         limits: ClusterLimits,
         prompts: Sequence[Prompt],
-        shape: Shape,
         response_id: str,
         reading: Reading | None = None,
-    ) -> Generation:
-        requests = routed_requests(body, prompts, limits, self._tokenizer, response_id)
+    ) -> tuple[Envelope, AsyncGenerator[ChoiceDelta, None]]:
+        requests = routed_requests(body, prompts, limits, self.tokenizer, response_id)
+        asked = asked_grammar(body.response_format, body.structured_outputs)
+        if asked is not None:
+            requests = [with_grammar(request, asked.grammar) for request in requests]
         rules = text_rules_of(body)
         readers: Sequence[AnswerReader | None] = [None] * len(requests)
         if reading is not None:
@@ -159,8 +172,9 @@ class OpenAIApi:
             requests = [reading.constrained(request, prompt) for request in requests]
             readers = [reading.new_reader(prompt) for _ in requests]
             rules = replace(rules, shown_markers=reading.markers)
+        requests = await checked(requests, self._grammars, "tools" if asked is None else asked.param)
         choices = [
-            generate_choice(self._backend, request, index, self._tokenizer, rules, reader)
+            generate_choice(self._backend, request, index, self.tokenizer, rules, reader)
             for index, (request, reader) in enumerate(zip(requests, readers, strict=True))
         ]
         options = body.stream_options
@@ -173,7 +187,7 @@ class OpenAIApi:
             include_usage=options is not None and bool(options.include_usage),
             continuous_usage=options is not None and bool(options.continuous_usage_stats),
         )
-        return Generation(envelope, shape, recorded(merge_choices(choices), record, envelope))
+        return envelope, recorded(merge_choices(choices), record, envelope)
 
     def _card(self, name: str) -> dict[str, Any]:
         try:

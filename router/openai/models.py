@@ -13,6 +13,7 @@ TokenIds = list[Annotated[int, Field(ge=0, le=_INT32_MAX)]]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 MAX_CHOICES = 128  # in one request, over all its prompts
 MAX_TOOLS = 512
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.\-]{1,128}$")]
 
 
 class Body(BaseModel):
@@ -53,6 +54,9 @@ class GenerationBody(Body):
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+
+    response_format: Any = None  # what they may hold: router/grammar/asked.py
+    structured_outputs: Any = None
 
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=_INT32_MAX)] | None = None
@@ -112,7 +116,7 @@ class MessageBody(Body):
 
 
 class FunctionBody(Body):
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.\-]{1,128}$")]
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None  # a JSON schema
     strict: bool | None = None

@@ -20,15 +20,14 @@ ACCEPTED = frozenset(
 
 # What would change the answer but cannot be had here, and which values of it ask for nothing.
 _ONLY_IF_EMPTY = (
-    *("tools", "functions", "suffix", "use_beam_search", "structured_outputs", "documents", "audio", "prompt_embeds"),
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "prompt_logprobs", "truncate_prompt_tokens"),
+    *("tools", "functions", "suffix", "use_beam_search", "documents", "audio", "prompt_embeds"),
+    *("prompt_logprobs", "truncate_prompt_tokens", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("logits_processors", "chat_template"),  # a template is a program: the operator's alone
 )
 UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(_ONLY_IF_EMPTY, lambda value: not value),
     **dict.fromkeys(["tool_choice", "function_call"], lambda value: value in ("none", "auto")),
     **dict.fromkeys(["best_of", "length_penalty"], lambda value: value == 1),
-    "response_format": lambda value: isinstance(value, dict) and value.get("type") == "text",
     "modalities": lambda value: value == ["text"],
 }
 
@@ -40,12 +39,13 @@ def parse_body(data: bytes, kind: type[B]) -> tuple[B, int]:
         if name in kind.model_fields or fields.get(name) is None:
             continue
         if not asks_for_nothing(fields[name]):
-            raise InvalidRequest(f"'{name}' is not supported yet", name, "unsupported_parameter")
+            instead = f"; use 'structured_outputs.{name[7:]}'" if name.startswith("guided_") else " yet"
+            raise InvalidRequest(f"'{name}' is not supported{instead}", name, "unsupported_parameter")
     num_unknown = len(fields.keys() - kind.model_fields.keys() - ACCEPTED - UNSUPPORTED.keys())
     try:
         return kind.model_validate(fields), num_unknown
     except ValidationError as error:
-        raise _first_problem(error) from None
+        raise first_problem(error) from None
 
 
 def _json_object(data: bytes) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _json_object(data: bytes) -> dict[str, Any]:
     return value
 
 
-def _first_problem(error: ValidationError) -> InvalidRequest:
+def first_problem(error: ValidationError) -> InvalidRequest:
     problem = error.errors(include_url=False, include_context=False)[0]
     param = path_of(problem["loc"])
     if problem["type"] == "missing":

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,9 +12,11 @@ import pytest
 from kvasir.proto import common_pb2
 from kvasir.router.app import create_app
 from kvasir.router.auth import ApiKeys
+from kvasir.router.grammar.checker import GrammarChecker
 from kvasir.router.http_server import running_http_server
 from kvasir.router.metrics import RouterMetrics
 from kvasir.router.openai.api import OpenAIApi
+from kvasir.router.openai.reading import ModelHabits
 from tests.fake_cluster import FakeCluster, fake_cluster, until
 from tests.fake_node import expected_tokens
 from tests.unit.router.openai.conftest import TOKENIZER, ids
@@ -31,6 +34,8 @@ async def whole_router(**config: Any) -> AsyncIterator[tuple[httpx.AsyncClient, 
             model_names=["m"],
             max_request_bytes=1 << 20,
             max_logprobs=5,
+            habits=ModelHabits(),
+            grammars=GrammarChecker(Path("tokenizer.json")),
         )
         app = create_app(api, cluster.dispatcher, ApiKeys([]), cluster.metrics, metrics)
         async with (

@@ -1,7 +1,9 @@
 """The HTTP half in a real server on a free port, over a scripted dispatching half."""
 
+import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
 import openai
@@ -10,16 +12,19 @@ import pytest_asyncio
 
 from kvasir.common.metrics import Metrics
 from kvasir.router.app import create_app
-from kvasir.router.auth import ApiKeys
+from kvasir.router.auth import ApiKeys, owner_of
+from kvasir.router.grammar.checker import GrammarChecker
 from kvasir.router.http_server import running_http_server
 from kvasir.router.metrics import RouterMetrics
 from kvasir.router.openai.api import OpenAIApi
 from kvasir.router.openai.reading import ModelHabits
+from kvasir.router.openai.responses.api import ResponsesApi
+from kvasir.router.openai.responses.store import MemoryResponseStore
 from kvasir.router.text.chat_renderer import ChatRenderer
 from kvasir.router.text.chat_template import ChatTemplate
 from kvasir.router.types import ClusterLimits, RoutedRequest
 from tests.fake_dispatcher import FakeDispatcher, Step, play
-from tests.tokenizers import SPECIAL_TOKENS, byte_level
+from tests.tokenizers import SPECIAL_TOKENS, byte_level, save_byte_level
 
 TOKENIZER = byte_level()
 TEMPLATE = (
@@ -79,6 +84,8 @@ async def running_router(
     trusts_requests: bool = False,
 ) -> AsyncIterator[Router]:
     dispatcher = FakeDispatcher(limits, script)
+    folder = tempfile.TemporaryDirectory()
+    grammars = GrammarChecker(save_byte_level(Path(folder.name)), num_workers=1)
     metrics = Metrics({"model_name": "m"})
     router_metrics = RouterMetrics(metrics)
     api = OpenAIApi(
@@ -90,8 +97,10 @@ async def running_router(
         max_request_bytes=max_request_bytes,
         max_logprobs=5,
         habits=habits,
+        grammars=grammars,
     )
-    app = create_app(api, dispatcher, ApiKeys(api_keys), metrics, router_metrics)
+    store = MemoryResponseStore(ttl_s=60, max_bytes=1 << 20)
+    app = create_app(api, ResponsesApi(api, store, owner_of), dispatcher, ApiKeys(api_keys), metrics, router_metrics)
     async with running_http_server(app, "127.0.0.1", 0, grace_s=1) as server:
         router = Router(server.port, dispatcher, api_keys[0] if api_keys else "none")
         try:
@@ -99,6 +108,8 @@ async def running_router(
         finally:
             await router.http.aclose()
             await router.openai.close()
+            await grammars.close()
+            folder.cleanup()
 
 
 def saying(text: str, **options: object) -> Callable[[RoutedRequest], Sequence[Step]]:

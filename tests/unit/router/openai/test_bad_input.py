@@ -92,9 +92,9 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     *(("tools", value) for value in ([{"type": "function"}], "x", 5)),
     ("tool_choice", "required"),
     ("functions", [{}]),
-    ("response_format", {"type": "json_object"}),
-    ("response_format", "json"),
-    ("structured_outputs", {"regex": "a"}),
+    *(("response_format", value) for value in ("json", {}, {"type": "xml"}, {"type": "json_schema"}, 5)),
+    *(("structured_outputs", value) for value in ({}, "a", {"regex": 5}, {"regex": "a", "choice": ["a"]})),
+    ("guided_regex", "a+"),
     ("chat_template", "{{ 1 }}"),
     ("suffix", "x"),
     ("best_of", 2),
@@ -164,7 +164,7 @@ async def test_what_excludes_each_other(router: Router) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["functions", "response_format", "suffix", "best_of", "structured_outputs", "documents"]
+    "name", ["functions", "suffix", "best_of", "documents", "guided_json", "guided_regex", "guided_choice"]
 )
 async def test_what_cannot_be_had_is_refused_by_name(router: Router, name: str) -> None:
     error = check(await router.chat(**{name: {"type": "json_schema"}}))
@@ -173,7 +173,7 @@ async def test_what_cannot_be_had_is_refused_by_name(router: Router, name: str) 
 
 
 async def test_the_unsupported_have_values_that_ask_for_nothing(router: Router) -> None:
-    harmless = {"tools": [], "tool_choice": "auto", "best_of": 1, "response_format": {"type": "text"}, "suffix": ""}
+    harmless = {"tools": [], "tool_choice": "auto", "best_of": 1, "guided_json": None, "suffix": ""}
     assert harmless.keys() <= UNSUPPORTED.keys()
     assert (await router.complete(**harmless)).status_code == 200
 
