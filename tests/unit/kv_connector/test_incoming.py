@@ -70,6 +70,7 @@ class World:
         self.landed: list[int] = []
         clock = asyncio.get_running_loop().time
         self.rates = Rates(SMALL.bytes_per_block, settings.costs.forget_after_s, clock)
+        self.meter = self.rates.of(self.source.name)
         parts = ReceiverParts(self.memory, IDENTITY, settings, clock, self.metrics, self.rates)
         self.transfer = IncomingTransfer(parts, self.source, WANTED, self.on_block, compute_s)
 

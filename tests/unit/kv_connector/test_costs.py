@@ -1,0 +1,111 @@
+"""What is measured of a source, and when computing beats it: no clock but a number."""
+
+import pytest
+
+from kvasir.kv_connector.base import CODEC_NONE
+from kvasir.kv_connector.costs import CODEC_LOSSLESS, CodecSpeed, CostRule, RateMeter, Rates, choose_codec
+
+BLOCK = 1000
+MEGA = 10**6
+
+
+class World:
+    def __init__(self, forget_after_s: float = 30.0) -> None:
+        self.now_s = 0.0
+        self.meter = RateMeter(BLOCK, forget_after_s, lambda: self.now_s)
+
+
+def test_a_few_blocks_say_nothing_of_a_bandwidth_unless_they_took_long() -> None:
+    world = World()
+    world.meter.note(2 * BLOCK, 0.001)
+    assert world.meter.rate is None
+    world.meter.note(2 * BLOCK, 1.0)
+    assert world.meter.bandwidth_bytes_per_s == pytest.approx(0.7 * 2 * BLOCK + 2 * BLOCK, rel=0.01)
+
+
+def test_what_is_newer_counts_more() -> None:
+    world = World()
+    for _ in range(20):
+        world.meter.note(100 * BLOCK, 1.0)
+    for _ in range(4):
+        world.meter.note(10 * BLOCK, 1.0)
+    rate = world.meter.bandwidth_bytes_per_s
+    assert rate is not None
+    assert 10 * BLOCK < rate < 40 * BLOCK
+
+
+def test_a_dead_source_is_one_of_next_to_no_bandwidth() -> None:
+    world = World()
+    world.meter.note(0, 5.0)
+    rate = world.meter.rate
+    assert rate is not None
+    assert rate.fetch_s(BLOCK) > 1000
+
+
+def test_an_old_measurement_sends_one_ahead_and_is_replaced_by_what_he_finds() -> None:
+    world = World(forget_after_s=30)
+    world.meter.note(10 * BLOCK, 10.0)
+    world.now_s = 29
+    assert world.meter.ask() is not None
+    world.now_s = 31
+    assert world.meter.ask() is None, "one finds out"
+    assert world.meter.ask() is not None, "the others go by what was known"
+    world.meter.note(1000 * BLOCK, 1.0)
+    assert world.meter.bandwidth_bytes_per_s == 1000 * BLOCK, "the slow past is forgotten"
+
+
+def test_latency_is_paid_once_bandwidth_for_every_byte() -> None:
+    world = World()
+    world.meter.note_latency(0.5)
+    world.meter.note(100 * BLOCK, 1.0)
+    rate = world.meter.rate
+    assert rate is not None
+    assert rate.fetch_s(200 * BLOCK) == pytest.approx(2.5)
+
+
+def test_sources_are_told_apart_and_the_oldest_forgotten() -> None:
+    rates = Rates(BLOCK, 30, lambda: 0.0)
+    rates.of("slow").note(10 * BLOCK, 10.0)
+    assert rates.of("other").rate is None
+    assert set(rates.known()) == {"slow"}
+    for number in range(300):
+        rates.of(f"peer-{number}")
+    assert rates.of("slow").rate is None
+
+
+@pytest.mark.parametrize(
+    ("fetch_s", "compute_s", "is_worth"),
+    [
+        (0.5, 1.0, True),
+        (1.5, 1.0, False),
+        (0.09, 0.001, True),  # too little to think about
+        (1e9, None, True),  # nobody knows what computing would take
+    ],
+)
+def test_fetching_is_worth_it_where_computing_takes_longer(
+    fetch_s: float, compute_s: float | None, is_worth: bool
+) -> None:
+    assert CostRule().is_worth_fetching(fetch_s, compute_s) is is_worth
+
+
+def test_waiting_ends_when_it_has_cost_what_computing_costs() -> None:
+    rule = CostRule(patience_s=1.0)
+    assert rule.give_up_after_s(5.0) == 5.0
+    assert rule.give_up_after_s(0.01) == 1.0, "a hiccup is no verdict"
+    assert rule.give_up_after_s(None) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "lossless", "codec"),
+    [
+        (None, None, CODEC_NONE),
+        (5e9, None, CODEC_NONE),  # nothing packs as fast as that
+        (10 * MEGA, None, CODEC_LOSSLESS),  # slow enough to find out
+        (10 * MEGA, CodecSpeed(400 * MEGA, 1.5), CODEC_LOSSLESS),
+        (10 * MEGA, CodecSpeed(400 * MEGA, 1.0), CODEC_NONE),  # it packs nothing
+        (500 * MEGA, CodecSpeed(400 * MEGA, 1.5), CODEC_NONE),
+        (10 * MEGA, CodecSpeed(20 * MEGA, 1.5), CODEC_NONE),  # a slow packer
+    ],
+)
+def test_auto_packs_where_that_saves_time(bandwidth: float | None, lossless: CodecSpeed | None, codec: str) -> None:
+    assert choose_codec(bandwidth, lossless) == codec
