@@ -1,0 +1,86 @@
+"""Keeps a tenant within its limits: at the door, before anything is asked of a node."""
+
+import asyncio
+import logging
+import math
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Protocol, TypeVar
+
+from kvasir.router.openai.errors import HttpError
+from kvasir.router.tenants.budgets import Balance, Budget, Budgets
+from kvasir.router.tenants.tenant import Tenant
+
+log = logging.getLogger(__name__)
+
+
+class HasTokens(Protocol):
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+
+
+D = TypeVar("D", bound=HasTokens)
+
+
+class RateLimited(HttpError):
+    """429, as OpenAI's clients know it: they wait as long as Retry-After says, and try again."""
+
+    def __init__(self, tenant: Tenant, what: str, limit: int, wait_s: float) -> None:
+        headers = {"retry-after": str(max(1, math.ceil(wait_s)))}
+        per = "at once" if what == "concurrent requests" else "a minute"
+        kind = what.split()[-1]
+        message = f"{tenant.name} may have {limit} {kind} {per}; try again in {wait_s:.1f} s"
+        super().__init__(429, message, "rate_limit_exceeded", headers, kind)
+
+
+class Limiter:
+    def __init__(
+        self, budgets: Budgets, max_request_s: float, on_refusal: Callable[[str, str], None] = lambda tenant, what: None
+    ) -> None:
+        self._budgets = budgets
+        self._max_request_s = max_request_s  # a place that nobody gives back is free after this
+        self._on_refusal = on_refusal
+
+    async def limited(
+        self, tenant: Tenant, num_prompt_tokens: int, deltas: AsyncGenerator[D, None]
+    ) -> AsyncGenerator[D, None]:
+        """The same deltas. Raises RateLimited before the first one, and then has asked for none."""
+        num_tokens = 0
+        async with aclosing(deltas), self._place(tenant):
+            await self._take(tenant, "requests", tenant.limits.requests_per_minute, 1)
+            await self._take(tenant, "tokens", tenant.limits.tokens_per_minute, num_prompt_tokens)
+            try:
+                async for delta in deltas:
+                    num_tokens += len(delta.token_ids)
+                    yield delta
+            finally:
+                await asyncio.shield(self._charge(tenant, num_tokens))
+
+    @asynccontextmanager
+    async def _place(self, tenant: Tenant) -> AsyncIterator[None]:
+        num_places = tenant.limits.max_concurrent_requests
+        if not num_places:
+            yield
+            return
+        member = uuid.uuid4().hex
+        if not await self._budgets.enter(tenant.name, member, num_places, self._max_request_s):
+            raise self._refused(tenant, "concurrent requests", num_places, 1.0)
+        try:
+            yield
+        finally:
+            await asyncio.shield(self._budgets.leave(tenant.name, member))
+
+    async def _take(self, tenant: Tenant, what: str, limit: int, amount: int) -> None:
+        if limit:
+            balance: Balance = await self._budgets.take(f"{tenant.name}:{what}", Budget.per_minute(limit), amount)
+            if not balance.is_allowed:
+                raise self._refused(tenant, what, limit, balance.wait_s)
+
+    async def _charge(self, tenant: Tenant, num_tokens: int) -> None:
+        if limit := tenant.limits.tokens_per_minute:
+            await self._budgets.charge(f"{tenant.name}:tokens", Budget.per_minute(limit), num_tokens)
+
+    def _refused(self, tenant: Tenant, what: str, limit: int, wait_s: float) -> RateLimited:
+        self._on_refusal(tenant.name, what)
+        return RateLimited(tenant, what, limit, wait_s)

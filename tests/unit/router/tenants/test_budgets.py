@@ -1,0 +1,80 @@
+"""The same in memory and in a real Redis."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from kvasir.router.tenants.budgets import Budget, Budgets, MemoryBudgets
+from kvasir.router.tenants.redis_budgets import RedisBudgets
+from tests.valkey import RedisServer
+
+NEVER_FILLS = Budget(10, 1e-9)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def budgets(request: pytest.FixtureRequest, server: RedisServer) -> AsyncIterator[Budgets]:
+    budgets: Budgets = MemoryBudgets() if request.param == "memory" else RedisBudgets(server.url, request.node.name)
+    yield budgets
+    await budgets.close()
+
+
+async def test_a_budget_is_spent_and_says_how_long_to_wait(budgets: Budgets) -> None:
+    assert [(await budgets.take("a", NEVER_FILLS, 4)).is_allowed for _ in range(3)] == [True, True, True]
+    refused = await budgets.take("a", NEVER_FILLS, 1)
+    assert not refused.is_allowed
+    assert refused.left == pytest.approx(-2)  # the third took more than there was
+    assert refused.wait_s == pytest.approx(3e9)
+    assert (await budgets.take("b", NEVER_FILLS, 1)).left == pytest.approx(9)
+
+
+async def test_what_is_charged_afterwards_counts(budgets: Budgets) -> None:
+    await budgets.charge("a", NEVER_FILLS, 9.5)
+    assert not (await budgets.take("a", NEVER_FILLS, 1)).is_allowed
+
+
+async def test_a_budget_fills_again_but_never_over(budgets: Budgets) -> None:
+    fast = Budget(2, 1000)
+    await budgets.take("a", fast, 2)
+    async with asyncio.timeout(5):
+        while not (found := await budgets.take("a", fast, 0)).is_allowed or found.left < 2:
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.02)
+    assert (await budgets.take("a", fast, 0)).left == pytest.approx(2)
+
+
+async def test_a_place_is_free_again_when_left_or_forgotten(budgets: Budgets) -> None:
+    assert await budgets.enter("a", "one", 2, 60)
+    assert await budgets.enter("a", "two", 2, 0.05)
+    await budgets.leave("a", "one")
+    assert await budgets.enter("a", "three", 2, 60)
+    async with asyncio.timeout(5):
+        while not await budgets.enter("a", "four", 2, 60):
+            await asyncio.sleep(0.01)
+    assert not await budgets.enter("a", "five", 2, 60)
+    assert await budgets.enter("b", "five", 2, 60)
+    await budgets.leave("a", "nobody")
+
+
+async def test_many_at_once_get_what_there_is(budgets: Budgets) -> None:
+    found = await asyncio.gather(*(budgets.take("a", NEVER_FILLS, 1) for _ in range(30)))
+    assert sum(one.is_allowed for one in found) == 10
+
+
+async def test_a_redis_that_is_away_limits_nobody() -> None:
+    failures: list[None] = []
+    with RedisServer() as server:
+        url = server.url
+    budgets = RedisBudgets(url, on_failure=lambda: failures.append(None))
+    assert (await budgets.take("a", NEVER_FILLS, 1)).is_allowed
+    await budgets.charge("a", NEVER_FILLS, 1)
+    assert await budgets.enter("a", "one", 1, 60)
+    await budgets.leave("a", "one")
+    await budgets.close()
+    assert len(failures) == 4

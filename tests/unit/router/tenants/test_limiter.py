@@ -1,0 +1,86 @@
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import pytest
+
+from kvasir.router.tenants.budgets import MemoryBudgets
+from kvasir.router.tenants.limiter import Limiter, RateLimited
+from kvasir.router.tenants.tenant import Limits, Tenant
+
+
+@dataclass(frozen=True)
+class Delta:
+    token_ids: tuple[int, ...] = (1, 2, 3)
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class World:
+    def __init__(self, **limits: int) -> None:
+        self.clock = Clock()
+        self.refusals: list[tuple[str, str]] = []
+        budgets = MemoryBudgets(self.clock)
+        self.limiter = Limiter(budgets, 600, lambda tenant, what: self.refusals.append((tenant, what)))
+        self.tenant = Tenant("t", limits=Limits(**limits))
+        self.num_asked = 0
+
+    async def answer(self) -> AsyncGenerator[Delta, None]:
+        self.num_asked += 1
+        for _ in range(4):
+            yield Delta()
+
+    def stream(self, num_prompt_tokens: int = 10) -> AsyncGenerator[Delta, None]:
+        return self.limiter.limited(self.tenant, num_prompt_tokens, self.answer())
+
+    async def ask(self, num_prompt_tokens: int = 10) -> int:
+        return len([delta async for delta in self.stream(num_prompt_tokens)])
+
+
+async def test_requests_a_minute() -> None:
+    world = World(requests_per_minute=2)
+    assert [await world.ask(), await world.ask()] == [4, 4]
+    with pytest.raises(RateLimited, match="2 requests a minute") as caught:
+        await world.ask()
+    assert caught.value.status == 429
+    assert caught.value.headers == {"retry-after": "30"}
+    assert world.num_asked == 2
+    assert world.refusals == [("t", "requests")]
+    world.clock.now_s += 30
+    assert await world.ask() == 4
+
+
+async def test_tokens_a_minute_count_the_prompt_and_what_was_really_generated() -> None:
+    world = World(tokens_per_minute=40)
+    await world.ask(10)  # and 12 generated: 18 left
+    async with aclosing(world.stream(10)) as deltas:
+        await anext(deltas)  # 3 generated, then left: 5 left
+    await world.ask(5)  # 0 left, and 12 below
+    with pytest.raises(RateLimited, match="40 tokens a minute") as caught:
+        await world.ask(1)
+    assert caught.value.headers["retry-after"] == "20"  # 13 tokens at 40 a minute
+    world.clock.now_s += 20
+    await world.ask(1)
+
+
+async def test_concurrent_requests_and_their_places_however_they_end() -> None:
+    world = World(max_concurrent_requests=2)
+    async with aclosing(world.stream()) as one, aclosing(world.stream()) as two:
+        await anext(one)
+        await anext(two)
+        with pytest.raises(RateLimited, match="2 requests at once"):
+            await world.ask()
+        await one.aclose()
+        assert await world.ask() == 4
+    assert await world.ask() == 4
+
+
+async def test_without_limits_nothing_is_counted() -> None:
+    world = World()
+    for _ in range(100):
+        assert await world.ask() == 4
