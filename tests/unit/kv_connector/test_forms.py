@@ -145,17 +145,20 @@ async def test_two_forms_of_one_content_lie_beside_each_other(tmp_path: Path) ->
             )
 
 
+def misname(folder: Path, form: str, other: str) -> int:
+    files = list(folder.rglob(f"*-{form}-*"))
+    for file in files:
+        file.rename(file.with_name(file.name.replace(form, other)))
+    return len(files)
+
+
 @pytest.mark.parametrize(("codec", "layout"), [("int8", LARGE), ("fp16", LARGE), ("none", BF16)])
 async def test_what_lies_under_a_wrong_name_is_a_miss(tmp_path: Path, codec: str, layout: KVLayout) -> None:
     """A lossy block, or one of another dtype, that somebody has put where exact ones lie."""
     settings = ConnectorSettings(name="shared_storage", path=str(tmp_path))
     async with way(settings, layout, codec=codec) as one:
         await one.publish()
-        form = one.sender.sender.stored_as
-        files = list(tmp_path.rglob(f"*-{form}-*"))
-        assert len(files) == NUM_BLOCKS
-        for file in files:
-            file.rename(file.with_name(file.name.replace(form, "exact-float32")))
+        assert misname(tmp_path, one.sender.sender.stored_as, "exact-float32") == NUM_BLOCKS
         ticket = Ticket(transfer_id=TransferId("u"), connector="shared_storage", stored_as="exact-float32")
         result = await one.fetch(ticket)
         assert len(result.missing) == NUM_BLOCKS
