@@ -12,11 +12,17 @@ from kvasir.router.guard import Guard
 from kvasir.router.metrics import RouterMetrics
 from kvasir.router.openai.api import OpenAIApi
 from kvasir.router.openai.errors import HttpError, error_response, json_response
+from kvasir.router.openai.responses.api import ResponsesApi
 from kvasir.router.types import Backend
 
 
 def create_app(
-    api: OpenAIApi, backend: Backend, keys: ApiKeys, metrics: Metrics, router_metrics: RouterMetrics
+    api: OpenAIApi,
+    responses: ResponsesApi,
+    backend: Backend,
+    keys: ApiKeys,
+    metrics: Metrics,
+    router_metrics: RouterMetrics,
 ) -> FastAPI:
     # Exact routes only: a slash more is another path, and no path is answered by a redirect.
     app = FastAPI(title="Kvasir", version=__version__, redirect_slashes=False, openapi_url=None)
@@ -25,6 +31,11 @@ def create_app(
 
     app.add_route("/v1/completions", api.completions, methods=["POST"])
     app.add_route("/v1/chat/completions", api.chat_completions, methods=["POST"])
+    app.add_route("/v1/responses", responses.create, methods=["POST"])
+    app.add_route("/v1/responses/{response_id}", responses.retrieve, methods=["GET"])
+    app.add_route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"])
+    app.add_route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"])
+    app.add_route("/v1/responses/{response_id}/input_items", responses.input_items, methods=["GET"])
     app.add_route("/v1/models", api.models, methods=["GET"])
     app.add_route("/v1/models/{name:path}", api.model, methods=["GET"])
 

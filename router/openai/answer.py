@@ -86,6 +86,28 @@ class Usage:
         return usage
 
 
+class Answer(Protocol):
+    """What is made of the deltas."""
+
+    async def whole(self, deltas: AsyncIterator[ChoiceDelta]) -> dict[str, Any]: ...
+
+    def events(self, deltas: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[bytes, None]:
+        """An error ends them as an event of its own."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChoicesAnswer:
+    envelope: Envelope
+    shape: Shape
+
+    async def whole(self, deltas: AsyncIterator[ChoiceDelta]) -> dict[str, Any]:
+        return await whole_answer(self.envelope, self.shape, deltas)
+
+    def events(self, deltas: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[bytes, None]:
+        return chunks(self.envelope, self.shape, deltas)
+
+
 async def whole_answer(envelope: Envelope, shape: Shape, deltas: AsyncIterator[ChoiceDelta]) -> dict[str, Any]:
     usage = Usage(envelope)
     by_choice: dict[int, list[ChoiceDelta]] = {index: [] for index in range(envelope.num_choices)}

@@ -27,6 +27,11 @@ current_request_id: ContextVar[str] = ContextVar("current_request_id", default="
 
 log = logging.getLogger(__name__)
 
+
+class StoreUnavailable(ServingError):
+    """What was kept for clients cannot be had now."""
+
+
 # Status, type, code. Looked up along the class order, so that a subclass is never lost.
 STATUS: dict[type[ServingError], tuple[int, str, str | None]] = {
     InvalidRequest: (400, "invalid_request_error", None),
@@ -35,6 +40,7 @@ STATUS: dict[type[ServingError], tuple[int, str, str | None]] = {
     DeadlineExceeded: (504, "timeout", "deadline_exceeded"),
     NodeUnavailable: (503, "service_unavailable", "no_node_available"),
     KVTransferError: (503, "service_unavailable", "transfer_failed"),
+    StoreUnavailable: (503, "service_unavailable", "store_unavailable"),
     NumericalError: (500, "server_error", "numerical_error"),
     EngineDead: (503, "service_unavailable", "engine_dead"),
     ServingError: (500, "server_error", None),

@@ -15,8 +15,9 @@ DONE = b"data: [DONE]\n\n"
 _HEADERS = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}
 
 
-def event(content: Any) -> bytes:
-    return b"data: " + orjson.dumps(content) + b"\n\n"
+def event(content: Any, name: str | None = None) -> bytes:
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + orjson.dumps(content) + b"\n\n"
 
 
 class EventStream(StreamingResponse):

@@ -1,0 +1,185 @@
+"""The endpoints under /v1/responses."""
+
+import logging
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kvasir.common.errors import InvalidRequest
+from kvasir.router.metrics import RequestRecord
+from kvasir.router.openai.api import Generation, OpenAIApi
+from kvasir.router.openai.errors import (
+    HttpError,
+    StoreUnavailable,
+    current_request_id,
+    error_response,
+    json_response,
+    status_of,
+)
+from kvasir.router.openai.generation import ChoiceDelta
+from kvasir.router.openai.responses.body import ResponsesBody
+from kvasir.router.openai.responses.items import ChatMessage, Item, input_items, messages_of
+from kvasir.router.openai.responses.outputs import Event
+from kvasir.router.openai.responses.request import chat_body
+from kvasir.router.openai.responses.store import ResponseStore, StoredResponse
+from kvasir.router.openai.responses.writer import ResponseWriter
+from kvasir.router.openai.sse import event
+
+log = logging.getLogger(__name__)
+
+
+class ResponseAnswer:
+    """Whole or in events; stored before the client is told that it is complete."""
+
+    def __init__(self, writer: ResponseWriter, kept: "Kept | None") -> None:
+        self._writer = writer
+        self._kept = kept
+
+    async def whole(self, deltas: AsyncIterator[ChoiceDelta]) -> dict[str, Any]:
+        self._writer.begin()
+        async for delta in deltas:
+            self._writer.take(delta)
+        self._writer.end()
+        await self._keep()
+        return self._writer.response
+
+    async def events(self, deltas: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[bytes, None]:
+        """No [DONE]: the last event says itself that it is the last."""
+        for told in self._writer.begin():
+            yield _sse(told)
+        try:
+            async for delta in deltas:
+                for told in self._writer.take(delta):
+                    yield _sse(told)
+        except Exception as error:
+            if status_of(error) == 500:
+                log.exception("request %s failed in mid-stream", current_request_id.get())
+            for told in self._writer.fail(error):
+                yield _sse(told)
+            return
+        await self._keep()
+        for told in self._writer.end():
+            yield _sse(told)
+
+    async def _keep(self) -> None:
+        if self._kept is not None:
+            await self._kept.put(self._writer.response)
+
+
+class Kept:
+    """Where a response goes when it is complete, and what it goes on from."""
+
+    def __init__(self, store: ResponseStore, owner: str, input_items: list[Item], messages: list[ChatMessage]) -> None:
+        self._store = store
+        self._owner = owner
+        self._input_items = input_items
+        self._messages = messages
+
+    async def put(self, response: dict[str, Any]) -> None:
+        """A store that does not answer costs the client its way back, not its answer."""
+        messages = [*self._messages, *messages_of(response["output"])]
+        try:
+            await self._store.put(self._owner, StoredResponse(response, self._input_items, messages))
+        except StoreUnavailable as error:
+            log.warning("response %s is not stored: %s", response["id"], error)
+
+
+class ResponsesApi:
+    """`owner_of`: whose responses a request may see, by its headers."""
+
+    def __init__(self, api: OpenAIApi, store: ResponseStore, owner_of: Callable[[Mapping[str, str]], str]) -> None:
+        self._api = api
+        self._store = store
+        self._owner_of = owner_of
+
+    async def create(self, request: Request) -> Response:
+        prepare = partial(self._prepare, self._owner_of(request.headers))
+        return await self._api.serve(request, "responses", ResponsesBody, prepare)
+
+    async def retrieve(self, request: Request) -> Response:
+        if request.query_params.get("stream", "false").lower() not in ("false", "0"):
+            return error_response(_unsupported("stream", "a stored response is not streamed again"))
+        return await self._with_stored(request, lambda stored: stored.response)
+
+    async def input_items(self, request: Request) -> Response:
+        return await self._with_stored(request, lambda stored: _list_of(stored.input_items, request.query_params))
+
+    async def delete(self, request: Request) -> Response:
+        response_id = request.path_params["response_id"]
+        try:
+            if not await self._store.delete(self._owner_of(request.headers), response_id):
+                raise _not_found(response_id)
+        except Exception as error:
+            return error_response(error)
+        return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
+
+    async def cancel(self, request: Request) -> Response:
+        """Only what runs in the background outlives its connection, and nothing here does."""
+
+        def refuse(stored: StoredResponse) -> dict[str, Any]:
+            message = "only a response that was made with 'background' can be cancelled"
+            raise InvalidRequest(message, "response_id", "invalid_value")
+
+        return await self._with_stored(request, refuse)
+
+    async def _with_stored(self, request: Request, show: Callable[[StoredResponse], dict[str, Any]]) -> Response:
+        response_id = request.path_params["response_id"]
+        try:
+            stored = await self._store.get(self._owner_of(request.headers), response_id)
+            if stored is None:
+                raise _not_found(response_id)
+            return json_response(show(stored))
+        except Exception as error:
+            return error_response(error)
+
+    async def _prepare(self, owner: str, body: ResponsesBody, record: RequestRecord) -> Generation:
+        if body.truncation == "auto":
+            raise _unsupported("truncation", "'truncation' can only be 'disabled'")
+        items = input_items(body.input)
+        messages = [*await self._history(owner, body.previous_response_id), *messages_of(items)]
+        response_id = f"resp_{uuid.uuid4().hex}"
+        _, envelope, deltas = await self._api.begin_chat(chat_body(body, messages), record, response_id)
+        kept = None if body.store is False else Kept(self._store, owner, _with_ids(items), messages)
+        writer = ResponseWriter(body, envelope, self._api.tokenizer)
+        return Generation(ResponseAnswer(writer, kept), deltas)
+
+    async def _history(self, owner: str, previous_response_id: str | None) -> list[ChatMessage]:
+        if previous_response_id is None:
+            return []
+        stored = await self._store.get(owner, previous_response_id)
+        if stored is None:
+            message = f"previous response with id {previous_response_id[:80]!r} not found"
+            raise InvalidRequest(message, "previous_response_id", "previous_response_not_found")
+        return stored.messages
+
+
+def _sse(told: Event) -> bytes:
+    return event(told, told["type"])
+
+
+def _with_ids(items: list[Item]) -> list[Item]:
+    return [{"id": f"item_{uuid.uuid4().hex}", "type": "message", **item} for item in items]
+
+
+def _list_of(items: list[Item], query: Mapping[str, str]) -> dict[str, Any]:
+    """All of them: as many as one request can bring."""
+    data = items if query.get("order", "desc") == "asc" else items[::-1]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"],
+        "last_id": data[-1]["id"],
+        "has_more": False,
+    }
+
+
+def _not_found(response_id: str) -> HttpError:
+    return HttpError(404, f"response with id {response_id[:80]!r} not found", "response_not_found")
+
+
+def _unsupported(param: str, message: str) -> InvalidRequest:
+    return InvalidRequest(message, param, "unsupported_parameter")

@@ -1,0 +1,54 @@
+"""Stored responses in Redis (or Valkey), where several routers find them."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from kvasir.router.openai.errors import StoreUnavailable
+from kvasir.router.openai.responses.store import StoredResponse
+
+_TIMEOUT_S = 2.0
+T = TypeVar("T")
+
+
+class RedisResponseStore:
+    def __init__(self, url: str, *, ttl_s: float) -> None:
+        self._ttl_ms = max(1, round(ttl_s * 1000))
+        self._redis = Redis.from_url(
+            url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, health_check_interval=30
+        )
+
+    async def get(self, owner: str, response_id: str) -> StoredResponse | None:
+        data = await self._answer(self._redis.get(_key(owner, response_id)))
+        if data is None:
+            return None
+        stored = StoredResponse.from_bytes(data)
+        return stored if stored.response["id"] == response_id else None
+
+    async def put(self, owner: str, stored: StoredResponse) -> None:
+        key = _key(owner, stored.response["id"])
+        await self._answer(self._redis.set(key, stored.to_bytes(), px=self._ttl_ms))
+
+    async def delete(self, owner: str, response_id: str) -> bool:
+        return bool(await self._answer(self._redis.delete(_key(owner, response_id))))
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    async def _answer(self, command: Awaitable[T]) -> T:
+        """Comes to its end also when nobody waits for it any more: a reply left unread would be the next one's."""
+        task = asyncio.ensure_future(command)
+        try:
+            return await asyncio.shield(task)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise StoreUnavailable(f"the store of responses does not answer: {error}") from error
+        except asyncio.CancelledError:
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            raise
+
+
+def _key(owner: str, response_id: str) -> str:
+    return f"kvasir:response:{owner}:{response_id}"

@@ -1,0 +1,84 @@
+"""Responses that a client may come back for, each with the conversation that it is the end of."""
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import orjson
+
+from kvasir.router.openai.responses.items import ChatMessage, Item
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    response: dict[str, Any]
+    input_items: list[Item]
+    messages: list[ChatMessage]  # from the conversation's beginning to this response's end, without instructions
+
+    def to_bytes(self) -> bytes:
+        return orjson.dumps(asdict(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes | str) -> "StoredResponse":
+        return cls(**orjson.loads(data))
+
+
+class ResponseStore(Protocol):
+    """`owner`: whoever a response belongs to; nobody else finds it. Raises StoreUnavailable."""
+
+    async def get(self, owner: str, response_id: str) -> StoredResponse | None: ...
+
+    async def put(self, owner: str, stored: StoredResponse) -> None: ...
+
+    async def delete(self, owner: str, response_id: str) -> bool:
+        """False: there was none."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class MemoryResponseStore:
+    """In this process alone. The oldest make room for new ones."""
+
+    def __init__(self, *, ttl_s: float, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ttl_s = ttl_s
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._num_bytes = 0
+        self._entries: OrderedDict[tuple[str, str], tuple[float, bytes]] = OrderedDict()  # until when, and what
+
+    async def get(self, owner: str, response_id: str) -> StoredResponse | None:
+        self._drop_old()
+        entry = self._entries.get((owner, response_id))
+        return None if entry is None else StoredResponse.from_bytes(entry[1])
+
+    async def put(self, owner: str, stored: StoredResponse) -> None:
+        data = stored.to_bytes()
+        self._remove((owner, stored.response["id"]))
+        self._entries[owner, stored.response["id"]] = (self._clock() + self._ttl_s, data)
+        self._num_bytes += len(data)
+        self._drop_old()
+
+    async def delete(self, owner: str, response_id: str) -> bool:
+        self._drop_old()
+        return self._remove((owner, response_id))
+
+    async def close(self) -> None:
+        self._entries.clear()
+
+    def _drop_old(self) -> None:
+        while self._entries:
+            key, (until_s, _) = next(iter(self._entries.items()))
+            if until_s > self._clock() and self._num_bytes <= self._max_bytes:
+                return
+            self._remove(key)
+
+    def _remove(self, key: tuple[str, str]) -> bool:
+        entry = self._entries.pop(key, None)
+        self._num_bytes -= 0 if entry is None else len(entry[1])
+        return entry is not None
