@@ -174,6 +174,12 @@ class Running:
     def num_free_blocks(self) -> int:
         return int(self.node.engine.stats().num_free_blocks)
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Nobody here holds anything."""
+        node = self.node
+        return not node.in_flight and node.sender.num_leased_blocks == 0 and self.num_free_blocks == node.limits.num_blocks
+
 
 @asynccontextmanager
 async def running(node: Any, runner: KVRunner, session_id: str = "router/1") -> AsyncIterator[Running]:
@@ -213,9 +219,12 @@ async def prefill(
 
 
 @asynccontextmanager
-async def decode(settings: ConnectorSettings, **options: Any) -> AsyncIterator[Running]:
+async def decode(
+    settings: ConnectorSettings, *, writes_back: bool = False, **options: Any
+) -> AsyncIterator[Running]:
     made, runner = parts(settings, **options)
-    async with running(DecodeNode(made, admission_timeout_s=WITHIN_S), runner) as session:
+    node = DecodeNode(made, admission_timeout_s=WITHIN_S, writes_back=writes_back)
+    async with running(node, runner) as session:
         yield session
 
 
