@@ -24,7 +24,7 @@ from kvasir.router.openai.generation import ChoiceDelta
 from kvasir.router.openai.responses.body import ResponsesBody
 from kvasir.router.openai.responses.items import ChatMessage, Item, input_items, messages_of
 from kvasir.router.openai.responses.outputs import Event
-from kvasir.router.openai.responses.request import chat_body
+from kvasir.router.openai.responses.request import chat_body, named_as_given
 from kvasir.router.openai.responses.store import ResponseStore, StoredResponse
 from kvasir.router.openai.responses.writer import ResponseWriter
 from kvasir.router.openai.sse import event
@@ -137,12 +137,12 @@ class ResponsesApi:
             return error_response(error)
 
     async def _prepare(self, owner: str, body: ResponsesBody, record: RequestRecord) -> Generation:
-        if body.truncation == "auto":
-            raise _unsupported("truncation", "'truncation' can only be 'disabled'")
+        _check_supported(body)
         items = input_items(body.input)
         messages = [*await self._history(owner, body.previous_response_id), *messages_of(items)]
         response_id = f"resp_{uuid.uuid4().hex}"
-        _, envelope, deltas = await self._api.begin_chat(chat_body(body, messages), record, response_id)
+        with named_as_given():
+            _, envelope, deltas = await self._api.begin_chat(chat_body(body, messages), record, response_id)
         kept = None if body.store is False else Kept(self._store, owner, _with_ids(items), messages)
         writer = ResponseWriter(body, envelope, self._api.tokenizer)
         return Generation(ResponseAnswer(writer, kept), deltas)
@@ -175,6 +175,14 @@ def _list_of(items: list[Item], query: Mapping[str, str]) -> dict[str, Any]:
         "last_id": data[-1]["id"],
         "has_more": False,
     }
+
+
+def _check_supported(body: ResponsesBody) -> None:
+    if body.truncation == "auto":
+        raise _unsupported("truncation", "'truncation' can only be 'disabled'")
+    for name in ("background", "conversation", "prompt"):
+        if getattr(body, name):
+            raise _unsupported(name, f"'{name}' is not supported")
 
 
 def _not_found(response_id: str) -> HttpError:

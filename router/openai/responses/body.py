@@ -12,6 +12,19 @@ Metadata = Annotated[
 ]
 
 
+# Only logprobs can be had; the others are of tools that are not here, or are there in any case.
+Includable = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
 class FunctionTool(Body):
     type: Literal["function"]
     name: ToolName
@@ -57,7 +70,7 @@ class ResponsesBody(GenerationBody):
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    include: Annotated[list[str], Field(max_length=32)] | None = None
+    include: Annotated[list[Includable], Field(max_length=32)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     metadata: Metadata | None = None
@@ -67,6 +80,10 @@ class ResponsesBody(GenerationBody):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    background: bool | None = None
+    conversation: Any = None
+    prompt: Any = None  # one that is stored at OpenAI
 
     @property
     def num_logprobs(self) -> int | None:

@@ -1,16 +1,25 @@
 """A request for a response as the request for a chat completion that answers it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pydantic import ValidationError
 
 from kvasir.common.errors import InvalidRequest
+from kvasir.router.openai.errors import ModelNotFound
 from kvasir.router.openai.models import ChatBody, GenerationBody
 from kvasir.router.openai.parsing import first_problem
 from kvasir.router.openai.responses.body import AllowedFunctions, NamedFunction, ResponsesBody
 from kvasir.router.openai.responses.items import ChatMessage
 
+_NAMES = {
+    "messages": "input",
+    "response_format": "text.format",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+}
 _NOT_A_CHATS = frozenset({"n", "max_tokens", "stream_options"})
 
 
@@ -37,9 +46,24 @@ def chat_body(body: ResponsesBody, messages: Sequence[ChatMessage]) -> ChatBody:
     try:
         return ChatBody.model_validate(fields)
     except ValidationError as error:
-        problem = first_problem(error)
-        param = (problem.param or "input").replace("messages", "input", 1)
-        raise InvalidRequest(str(problem), param, problem.code) from None
+        raise first_problem(error) from None
+
+
+@contextmanager
+def named_as_given() -> Iterator[None]:
+    """What is wrong with the chat is told under the name that the client knows."""
+    try:
+        yield
+    except ModelNotFound:
+        raise
+    except InvalidRequest as error:
+        field, dot, rest = (error.param or "").partition(".")
+        name = _NAMES.get(field.partition("[")[0])
+        if name is None:
+            raise
+        param = name if name == "input" else name + dot + rest  # messages are other ones than items
+        message = str(error).replace(f"'{error.param}'", f"'{param}'")
+        raise InvalidRequest(message, param, error.code) from error
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,87 @@
+"""Stores of responses: what they keep, for whom, how long, and what they do when Redis is gone."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kvasir.router.openai.errors import StoreUnavailable
+from kvasir.router.openai.responses.redis_store import RedisResponseStore
+from kvasir.router.openai.responses.store import MemoryResponseStore, ResponseStore, StoredResponse
+from tests.valkey import RedisServer
+
+
+def response(number: int, num_bytes: int = 10) -> StoredResponse:
+    return StoredResponse({"id": f"resp_{number}", "text": "x" * num_bytes}, [{"type": "message"}], [{"role": "user"}])
+
+
+@asynccontextmanager
+async def store_of(kind: str) -> AsyncIterator[ResponseStore]:
+    if kind == "memory":
+        yield MemoryResponseStore(ttl_s=100, max_bytes=1 << 20)
+        return
+    with RedisServer() as server:
+        store = RedisResponseStore(server.url, ttl_s=100)
+        try:
+            yield store
+        finally:
+            await store.close()
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+async def test_what_is_stored_is_found_by_its_owner_alone(kind: str) -> None:
+    async with store_of(kind) as store:
+        await store.put("me", response(1))
+        assert await store.get("me", "resp_1") == response(1)
+        assert await store.get("you", "resp_1") is None
+        assert await store.get("me", "resp_2") is None
+        assert not await store.delete("you", "resp_1")
+        assert await store.delete("me", "resp_1")
+        assert not await store.delete("me", "resp_1")
+        assert await store.get("me", "resp_1") is None
+
+
+async def test_memory_is_bounded_in_time_and_size() -> None:
+    now = [0.0]
+    store = MemoryResponseStore(ttl_s=10, max_bytes=3000, clock=lambda: now[0])
+    for number in range(3):
+        await store.put("me", response(number, 1000))
+    assert await store.get("me", "resp_0") is None  # it made room
+    assert await store.get("me", "resp_2") is not None
+    await store.put("me", response(2, 500))  # again: it is counted once
+    await store.put("me", response(3, 1000))
+    assert [await store.get("me", f"resp_{number}") is not None for number in (1, 2, 3)] == [True, True, True]
+    now[0] = 10.5
+    assert await store.get("me", "resp_3") is None
+    await store.put("me", response(4, 5000))  # more than there is room for
+    assert await store.get("me", "resp_4") is None
+
+
+async def test_redis_forgets_in_time_and_says_when_it_is_gone() -> None:
+    with RedisServer() as server:
+        store = RedisResponseStore(server.url, ttl_s=0.05)
+        await store.put("me", response(1))
+        async with asyncio.timeout(10):
+            while await store.get("me", "resp_1") is not None:
+                await asyncio.sleep(0.01)
+    try:
+        with pytest.raises(StoreUnavailable):
+            await store.get("me", "resp_1")
+        with pytest.raises(StoreUnavailable):
+            await store.put("me", response(1))
+    finally:
+        await store.close()
+
+
+async def test_a_client_that_leaves_takes_no_reply_from_the_next_one() -> None:
+    async with store_of("redis") as store:
+        for number in range(50):
+            await store.put("me", response(number))
+        for number in range(50):
+            task = asyncio.create_task(store.get("me", f"resp_{number}"))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        for number in range(50):
+            assert await store.get("me", f"resp_{number}") == response(number)
