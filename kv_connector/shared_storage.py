@@ -52,7 +52,7 @@ class SharedStorageConnector:
         self._sweeper: asyncio.Task[None] | None = None
 
     async def open(self, source: BlockSource, max_payload_bytes: int) -> None:
-        self._max_file_bytes = max_stored_bytes(max_payload_bytes)
+        self._max_file_bytes = max_stored_bytes(max_payload_bytes, 4096)
         try:
             await self._in_thread(os.makedirs, self._folder, mode=0o700, exist_ok=True)
         except KVTransferError as error:
@@ -100,7 +100,7 @@ class SharedStorageConnector:
                     return
                 key, buffer, reading = ahead.popleft()
                 num_bytes = await reading
-                yield key, None if num_bytes is None else split(memoryview(buffer)[:num_bytes])
+                yield key, None if num_bytes is None else split(memoryview(buffer)[:num_bytes], 4096)
                 free.append(buffer)
         finally:
             for _, _, reading in ahead:
@@ -139,7 +139,7 @@ def _write(path: Path, frame: Frame) -> None:
     descriptor = _create(aside)
     try:
         try:
-            _write_all(descriptor, [memoryview(before_payload(frame)), frame.payload])
+            _write_all(descriptor, [memoryview(before_payload(frame, 4096)), frame.payload])
         finally:
             os.close(descriptor)
         os.rename(aside, path)

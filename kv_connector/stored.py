@@ -1,6 +1,6 @@
 """How a frame lies in a store: one value or file a block, so that a block is there or is not.
 
-length of the header, 4 bytes little-endian | header | payload
+length of the header, 4 bytes little-endian | header | zeros up to a multiple of `alignment` | payload
 """
 
 from kvasir.kv_connector.base import Frame
@@ -9,15 +9,23 @@ from kvasir.kv_connector.header import MAX_HEADER_BYTES
 _LENGTH_BYTES = 4
 
 
-def before_payload(frame: Frame) -> bytes:
-    return len(frame.header).to_bytes(_LENGTH_BYTES, "little") + frame.header
+def before_payload(frame: Frame, alignment: int) -> bytes:
+    stored = len(frame.header).to_bytes(_LENGTH_BYTES, "little") + frame.header
+    return stored.ljust(_aligned(len(stored), alignment), b"\0")
 
 
-def max_stored_bytes(max_payload_bytes: int) -> int:
-    return _LENGTH_BYTES + MAX_HEADER_BYTES + max_payload_bytes
+def max_stored_bytes(max_payload_bytes: int, alignment: int) -> int:
+    return _aligned(_LENGTH_BYTES + MAX_HEADER_BYTES, alignment) + max_payload_bytes
 
 
-def split(stored: memoryview) -> Frame:
+def split(stored: memoryview, alignment: int) -> Frame:
     """What is torn or foreign becomes a frame that no check will pass."""
-    end = _LENGTH_BYTES + int.from_bytes(stored[:_LENGTH_BYTES], "little")
-    return Frame(bytes(stored[_LENGTH_BYTES : min(end, _LENGTH_BYTES + MAX_HEADER_BYTES)]), stored[end:])
+    num_header_bytes = int.from_bytes(stored[:_LENGTH_BYTES], "little")
+    if num_header_bytes > MAX_HEADER_BYTES:
+        return Frame(b"", stored[:0])
+    end = _LENGTH_BYTES + num_header_bytes
+    return Frame(bytes(stored[_LENGTH_BYTES:end]), stored[_aligned(end, alignment) :])
+
+
+def _aligned(num_bytes: int, alignment: int) -> int:
+    return -(-num_bytes // alignment) * alignment

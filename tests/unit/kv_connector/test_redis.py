@@ -88,7 +88,7 @@ async def test_a_full_server_refuses_and_is_still_read() -> None:
         async with asyncio.timeout(DEADLINE_S), pairs_of(settings_of(server))(BIG, num_blocks=8) as pair:
             first, second = random_keys(1), random_keys(6)
             await pair.sender.sender.publish(pair.ticket(), pair.outgoing(first))
-            with pytest.raises(KVTransferError, match="OutOfMemoryError"):
+            with pytest.raises(KVTransferError, match="Redis refuses: OOM"):
                 await pair.sender.sender.publish(pair.ticket(), pair.outgoing(second))
             assert pair.sender.metrics.store_failures == 1
             assert pair.sender.sender.num_leased_blocks == 0
@@ -115,8 +115,9 @@ async def test_a_fetch_that_was_cancelled_leaves_no_reply_behind(redis_server: R
     """Seen elsewhere: a connection went back to the pool with an unread reply, and every later command on it got the
     value of the key before: another user's KV."""
     randomness = random.Random(59)
-    connector = RedisConnector(settings_of(redis_server))
     async with asyncio.timeout(60), pairs_of(settings_of(redis_server))(LARGE) as pair:
+        connector = pair.receiver.connector
+        assert isinstance(connector, RedisConnector)
         keys = random_keys(50)
         await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
         names = [store_key(key, LARGE) for key in keys]
@@ -137,8 +138,7 @@ async def test_a_fetch_that_was_cancelled_leaves_no_reply_behind(redis_server: R
                 assert frame.payload == pair.sender.memory.read(BlockId(index))
         assert await connector.contains([*names, store_key(random_keys(1)[0], LARGE)]) == [True] * 50 + [False]
         with redis.Redis(port=redis_server.port) as client:
-            assert len(client.client_list()) < 10
-        await connector.close()
+            assert len(client.client_list()) < 20
 
 
 async def test_a_put_that_was_cancelled_frees_its_blocks_once(redis_server: RedisServer) -> None:
@@ -168,15 +168,14 @@ async def test_values_that_are_not_ours(redis_server: RedisServer) -> None:
             client.set(names[3], client.get(names[4]))
         assert await fetch(pair, keys) == (0, 1, 2, 3)
         assert pair.receiver.metrics.misses == {
-            MissReason.ABSENT: 1,
-            MissReason.HEADER: 2,
+            MissReason.HEADER: 4,
             MissReason.TRUNCATED: 2,
             MissReason.KEY: 2,
         }
-        assert await pair.receiver.receiver.lookup(keys[1:]) == 0  # removed
+        assert await pair.receiver.receiver.lookup(keys) == 0  # removed
 
 
 async def test_blocks_beyond_what_a_value_can_hold_are_refused_at_start(redis_server: RedisServer) -> None:
-    huge = replace(SMALL, num_layers=2 * 512 * 1024)
-    with pytest.raises(ValueError, match="too large for one Redis value"):
+    huge = replace(SMALL, num_layers=2 * 1024 * 1024)
+    with pytest.raises(ValueError, match="too large for Redis"):
         await RedisConnector(settings_of(redis_server)).open(None, huge.bytes_per_block)  # type: ignore[arg-type]

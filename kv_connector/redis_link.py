@@ -1,0 +1,227 @@
+"""One connection to a Redis-compatible server: set up by the client library, then spoken to by hand.
+
+By hand since values are large: they go from and to the caller's memory without a copy. A link belongs to one thread at
+a time; only `cut` may be called from another. Whatever goes wrong on it but a refusal of the server's ends it: a link
+with a reply still unread would give it to whoever asks next.
+
+No message of ours repeats what the server says, but for the kind of the refusal: it may quote what was sent to it.
+"""
+
+import re
+import select
+import socket
+import ssl
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from kvasir.common.errors import KVTransferError
+
+_SCRATCH_BYTES = 64 << 10
+_MAX_LINE_BYTES = 4096
+_SERVERS_MAX_VALUE_BYTES = 512 << 20
+_END = b"\r\n"
+_KIND = re.compile(rb"[A-Z]{2,24}(?= |$)")
+
+Part = bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What the server answers instead: OOM, READONLY, MISCONF, WRONGTYPE, NOPERM, LOADING, ..."""
+
+    kind: str
+
+
+class RedisLink:
+    def __init__(self, connection: Any, timeout_s: float) -> None:
+        """connection: the client library's, not connected yet. timeout_s: the longest wait for the server to go on."""
+        try:
+            connection.connect()
+            is_silent = not connection.can_read(timeout=0)
+        except (RedisError, OSError) as error:
+            connection.disconnect()
+            # From nothing: the library's own errors hold what the server said.
+            raise KVTransferError(f"no connection to Redis: {_described(error)}") from None
+        if not is_silent:
+            connection.disconnect()
+            raise KVTransferError("no connection to Redis: it speaks without being asked")
+        self._connection = connection
+        self._socket: socket.socket = connection._sock
+        self._socket.settimeout(timeout_s)
+        self._can_gather = not isinstance(self._socket, ssl.SSLSocket)
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self._unread = self._scratch[:0]  # never more than a line
+        self._lock = threading.Lock()
+        self.is_closed = False
+
+    # Asking.
+
+    def send(self, *parts: Part) -> None:
+        """All of it. The parts are not touched any more when this returns or raises."""
+        try:
+            if self._can_gather:
+                _send_gathered(self._socket, [memoryview(part) for part in parts])
+            else:
+                for part in _joined(parts):
+                    self._socket.sendall(part)
+        except OSError as error:
+            raise self._broken(error) from None
+
+    # Answers, in the order of the questions.
+
+    def read_number(self) -> int | Refusal:
+        """Of a command that answers with a number, or with OK: then 1."""
+        kind, rest = self._head()
+        if kind == b"-":
+            return _refusal(rest)
+        if kind == b"+":
+            return 1
+        return self._number(rest) if kind == b":" else self._foreign()
+
+    def read_value(self, into: memoryview) -> int | Refusal | None:
+        """How many bytes of `into` the value fills; None: there is none. One that is larger is read, and is empty."""
+        kind, rest = self._head()
+        if kind == b"-":
+            return _refusal(rest)
+        if kind == b"_":
+            return None
+        size = self._number(rest) if kind == b"$" else self._foreign()
+        if size == -1:
+            return None
+        if not 0 <= size <= _SERVERS_MAX_VALUE_BYTES:
+            self._foreign()
+        if size > into.nbytes:
+            self._skip(size)
+            size = 0
+        else:
+            self._fill(into[:size])
+        if self._line():
+            self._foreign()
+        return size
+
+    # Its end.
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is to be read, not even an end: it can be asked."""
+        if self.is_closed or self._unread:
+            return False
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
+
+    def cut(self) -> None:
+        """From any thread: what is under way on it fails at once."""
+        with self._lock:
+            if not self.is_closed:
+                with suppress(OSError):  # the server was faster
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # not TLS's own, which waits for the peer
+
+    def close(self) -> None:
+        with self._lock:
+            if not self.is_closed:
+                self.is_closed = True
+                self._connection.disconnect()
+
+    # Bytes.
+
+    def _head(self) -> tuple[bytes, bytes]:
+        line = self._line()
+        return line[:1], line[1:]
+
+    def _line(self) -> bytes:
+        while True:
+            text = bytes(self._unread)
+            end = text.find(_END)
+            if end >= 0:
+                self._unread = self._unread[end + len(_END) :]
+                return text[:end]
+            if len(text) == _MAX_LINE_BYTES:
+                self._foreign()
+            self._scratch[: len(text)] = text
+            num_bytes = len(text) + self._receive(self._scratch[len(text) : _MAX_LINE_BYTES])
+            self._unread = self._scratch[:num_bytes]
+
+    def _fill(self, into: memoryview) -> None:
+        num_bytes = min(into.nbytes, self._unread.nbytes)
+        into[:num_bytes] = self._unread[:num_bytes]
+        self._unread = self._unread[num_bytes:]
+        while num_bytes < into.nbytes:
+            num_bytes += self._receive(into[num_bytes:])
+
+    def _skip(self, num_bytes: int) -> None:
+        num_unread = min(num_bytes, self._unread.nbytes)
+        self._unread = self._unread[num_unread:]
+        num_bytes -= num_unread
+        while num_bytes:
+            num_bytes -= self._receive(self._scratch[:num_bytes])
+
+    def _receive(self, into: memoryview) -> int:
+        try:
+            num_bytes = self._socket.recv_into(into)
+        except OSError as error:
+            raise self._broken(error) from None
+        if num_bytes == 0:
+            raise self._broken(ConnectionResetError("closed by the server"))
+        return num_bytes
+
+    def _number(self, text: bytes) -> int:
+        return int(text) if re.fullmatch(rb"-?[0-9]{1,18}", text) else self._foreign()
+
+    def _foreign(self) -> Any:
+        self.close()
+        raise KVTransferError("Redis: the answer is not of its protocol")
+
+    def _broken(self, error: OSError) -> KVTransferError:
+        self.close()
+        return KVTransferError(f"Redis: {_described(error)}")
+
+
+def command(*words: bytes) -> bytes:
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+
+
+def command_around(*words: bytes, value_bytes: int, after: Sequence[bytes] = ()) -> tuple[bytes, bytes]:
+    """What stands before and behind the one argument that is large, a command's words before and after it given."""
+    head = b"*%d\r\n" % (len(words) + 1 + len(after))
+    head += b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words) + b"$%d\r\n" % value_bytes
+    return head, _END + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in after)
+
+
+def _send_gathered(sock: socket.socket, parts: list[memoryview]) -> None:
+    while parts:
+        num_sent = sock.sendmsg(parts)
+        while parts and num_sent >= parts[0].nbytes:
+            num_sent -= parts.pop(0).nbytes
+        if parts:
+            parts[0] = parts[0][num_sent:]
+
+
+def _joined(parts: Sequence[Part]) -> list[Part]:
+    """Small neighbours as one, so that not each of them becomes a packet."""
+    joined: list[Part] = []
+    for part in parts:
+        if joined and isinstance(joined[-1], bytes) and len(part) < _MAX_LINE_BYTES:
+            joined[-1] += bytes(part)
+        else:
+            joined.append(part)
+    return joined
+
+
+def _refusal(text: bytes) -> Refusal:
+    kind = _KIND.match(text)
+    return Refusal(kind[0].decode() if kind else "an error")
+
+
+def _described(error: Exception) -> str:
+    """In words that are not the server's: it may quote a password."""
+    if type(error) in (RedisConnectionError, RedisTimeoutError) or isinstance(error, OSError):
+        return f"{type(error).__name__}: {error}"
+    return type(error).__name__
