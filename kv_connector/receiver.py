@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector.base import CODEC_NONE, BlockKey, BlockMemory, KVConnector, Ticket
 from kvasir.kv_connector.codec import STORED_FORMS, stored_as
-from kvasir.kv_connector.costs import ComputeCost, Rate, Rates
+from kvasir.kv_connector.costs import ComputeCost, Rates
 from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.incoming import IncomingTransfer, OnBlock, ReceiverParts, WantedBlock
 from kvasir.kv_connector.metrics import TransferMetrics
@@ -37,8 +37,8 @@ class KVReceiver:
         self._settings = settings
         self._clock = clock
         self._guard = StoreGuard(f"reading from {connector.name}", settings.store_backoff_s, clock, self.metrics)
-        self._rates = Rates(memory.layout.bytes_per_block, settings.costs.forget_after_s, clock)
-        self._parts = ReceiverParts(memory, kv_identity, settings, clock, self.metrics, self._rates)
+        self.rates = Rates(memory.layout.bytes_per_block, settings.costs.forget_after_s, clock)
+        self._parts = ReceiverParts(memory, kv_identity, settings, clock, self.metrics, self.rates)
         self._own_form = stored_as(CODEC_NONE, memory.layout)
         self._transfers: set[IncomingTransfer] = set()
 
@@ -58,10 +58,6 @@ class KVReceiver:
     def num_outstanding_blocks(self) -> int:
         """Published by their senders, and neither landed nor given up."""
         return sum(transfer.num_outstanding for transfer in self._transfers)
-
-    def rates(self) -> dict[str, Rate]:
-        """What each source was last measured to give."""
-        return self._rates.known()
 
     def check(self, ticket: Ticket) -> None:
         """ValueError if nothing can be fetched by it, whatever its sender does."""
@@ -103,12 +99,12 @@ class KVReceiver:
                     found = await self._connector.contains(names)
         except KVTransferError:
             return 0
-        self._rates.of(self._connector.name).note_latency(self._clock() - started_s)
+        self.rates.of(self._connector.name).note_latency(self._clock() - started_s)
         return found.index(False) if False in found else len(found)
 
     def is_worth_fetching(self, num_blocks: int, compute_s: float | None) -> bool:
         """Whether so many blocks are likely to come from the store in less time than computing them takes."""
-        rate = self._rates.of(self._connector.name).ask()
+        rate = self.rates.of(self._connector.name).ask()
         if rate is None:
             return True
         fetch_s = rate.fetch_s(num_blocks * self._parts.layout.bytes_per_block)

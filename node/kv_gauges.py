@@ -53,7 +53,7 @@ def _bandwidths(sender: KVSender, receiver: KVReceiver) -> Iterator[Sample]:
     name, help_text = "kvasir:kv_bandwidth_bytes_per_second", "As last measured."
     if sender.bandwidth_bytes_per_s is not None:
         yield Sample(name, help_text, sender.bandwidth_bytes_per_s, {"direction": "out", "peer": ""})
-    for source, rate in receiver.rates().items():
+    for source, rate in receiver.rates.known().items():
         yield Sample(name, help_text, rate.bandwidth_bytes_per_s, {"direction": "in", "peer": source})
 
 
