@@ -23,6 +23,8 @@ class KVCache:
         shape = (num_blocks, layout.num_layers, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
         # Filled, not just reserved: memory that is not there is missed now and not under load.
         self.data = torch.zeros(shape, dtype=getattr(torch, layout.dtype), device=device)
+        pool = self.pool
+        self._bytes = None if pool is None else pool.cast("B")  # made once: a view costs more than a small block
 
     @property
     def pool(self) -> memoryview | None:
@@ -31,14 +33,23 @@ class KVCache:
 
     def read(self, block_id: BlockId) -> memoryview:
         """The block's bytes; on a CPU the cache's own memory, without a copy."""
-        return block_bytes(self.data, block_id)
+        return block_bytes(self.data, block_id) if self._bytes is None else self._slice(self._bytes, block_id)
 
     def copy(self, source: BlockId, target: BlockId) -> None:
         self.data[target].copy_(self.data[source])
 
     def write(self, block_id: BlockId, payload: memoryview) -> None:
         """Fill the block with exactly `layout.bytes_per_block` bytes."""
-        write_block_bytes(self.data, block_id, payload)
+        if self._bytes is None:
+            write_block_bytes(self.data, block_id, payload)
+        else:
+            self._slice(self._bytes, block_id)[:] = payload
+
+    def _slice(self, pool: memoryview, block_id: BlockId) -> memoryview:
+        if not 0 <= block_id < self.num_blocks:
+            raise IndexError(f"block {block_id} of {self.num_blocks}")
+        size = self.layout.bytes_per_block
+        return pool[block_id * size : (block_id + 1) * size]
 
 
 def kv_layout(config: ModelConfig, block_size: int, dtype: torch.dtype) -> KVLayout:

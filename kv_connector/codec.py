@@ -13,6 +13,7 @@ and serves only the request that fetched it. All functions here are pure, and ma
 """
 
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -74,6 +75,7 @@ def is_exact(codec: str, sender: KVLayout, into: KVLayout) -> bool:
     return loses_nothing and sender.dtype == into.dtype
 
 
+@lru_cache(maxsize=64)
 def is_convertible(sender: KVLayout, into: KVLayout) -> bool:
     """The same values in the same order; only the dtype may differ."""
     return sender.dtype in DTYPES and replace(sender, dtype=into.dtype) == into

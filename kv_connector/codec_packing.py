@@ -10,6 +10,7 @@ its own scale, so what lies behind the last valid token of a block changes nothi
 
 import threading
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import zstandard
@@ -99,6 +100,7 @@ def unpack_int8(payload: Bytes, layout: KVLayout) -> Bytes:
     return values
 
 
+@lru_cache(maxsize=64)
 def payload_sizes(codec: str, layout: KVLayout) -> range:
     """How many bytes a block can have on its way, by what is known before it is read."""
     if codec == "lossless":

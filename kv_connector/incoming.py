@@ -28,6 +28,7 @@ from kvasir.kv_connector.sources import Source
 log = logging.getLogger(__name__)
 
 _FINISH_TIMEOUT_S = 1.0
+_TURN_S = 0.002
 
 OnBlock = Callable[[int, bool], None]  # index; whether it is exactly what this node would have computed
 
@@ -170,7 +171,7 @@ class IncomingTransfer:
         """Fetch, and return what may be tried again: what was refused, and what never came."""
         self._in_flight = {block.key: block for block in blocks}
         refused: list[WantedBlock] = []
-        limit = asyncio.timeout(None)
+        limit, loop = asyncio.timeout(None), asyncio.get_running_loop()
         self._pace.begin()
         try:
             async with (
@@ -178,6 +179,7 @@ class IncomingTransfer:
                 aclosing(self._source.fetch(list(self._in_flight))) as frames,
             ):
                 self._limit(limit, deadline_s)
+                turn_s = loop.time()
                 async for key, frame in frames:
                     block = self._in_flight.pop(key, None)
                     if block is None:
@@ -187,9 +189,12 @@ class IncomingTransfer:
                     elif not self._land(block, frame):
                         refused.append(block)
                     else:
-                        self._pace.landed(self._outstanding)
-                    self._limit(limit, deadline_s)
-                    await asyncio.sleep(0)  # a burst of blocks must not keep the event loop for itself
+                        self._pace.landed()
+                    if loop.time() - turn_s > _TURN_S:  # a burst of blocks must not keep the event loop for itself
+                        self._pace.check(self._outstanding)
+                        self._limit(limit, deadline_s)
+                        await asyncio.sleep(0)
+                        turn_s = loop.time()
         except TimeoutError as error:
             if not limit.expired():
                 self._source.failed(KVTransferError(f"{error!r}"))

@@ -46,13 +46,16 @@ class Pace:
         self._first_s = None
         self._num_landed = 0
 
-    def landed(self, outstanding: Sequence[WantedBlock]) -> None:
-        """One more; `outstanding` have been asked for."""
+    def landed(self) -> None:
+        """One more."""
         self._last_s = self._clock()
         self._first_s = self._first_s or self._last_s
         self._num_landed += 1
+
+    def check(self, outstanding: Sequence[WantedBlock]) -> None:
+        """By how fast blocks have come so far; `outstanding` have been asked for."""
         elapsed_s = self._last_s - self._began_s
-        if elapsed_s >= self._rule.patience_s:
+        if self._num_landed and elapsed_s >= self._rule.patience_s:
             self._check(elapsed_s * len(outstanding) / self._num_landed, outstanding)
 
     def wait_s(self, outstanding: Sequence[WantedBlock]) -> float:

@@ -20,8 +20,7 @@ _VERSION = b"1.0"
 
 class Doorkeeper:
     def __init__(self, context: "zmq.Context[zmq.Socket[Any]]", user: bytes, password: bytes) -> None:
-        self._user = user
-        self._password = password
+        self._credentials = user + b"\0" + password
         socket = context.socket(zmq.REP)
         socket.bind(_ADDRESS)
         self._socket = LoopSocket(socket, self._answer)
@@ -30,12 +29,10 @@ class Doorkeeper:
         self._socket.close()
 
     def _answer(self, question: list[zmq.Frame]) -> None:
-        match [frame.bytes for frame in question]:
-            case [version, request, _domain, address, _identity, b"PLAIN", user, password] if version == _VERSION:
-                is_right = hmac.compare_digest(user, self._user) and hmac.compare_digest(password, self._password)
-                code, text = (b"200", b"welcome") if is_right else (b"400", b"wrong password")
-                if not is_right:
-                    log.warning("refused %s: it does not know the cluster's secret", address.decode(errors="replace"))
-                self._socket.send([_VERSION, request, code, text, user, b""])
-            case _:
-                log.error("ZeroMQ asked in a way that is not understood")
+        """version, request, domain, address, identity, mechanism, credentials ..."""
+        _, request, _, address, _, mechanism, *credentials = (frame.bytes for frame in question)
+        is_right = mechanism == b"PLAIN" and hmac.compare_digest(b"\0".join(credentials), self._credentials)
+        if not is_right:
+            log.warning("refused %s: it does not know the cluster's secret", address.decode(errors="replace"))
+        code, text = (b"200", b"welcome") if is_right else (b"400", b"wrong password")
+        self._socket.send(_VERSION, request, code, text, b"", b"")

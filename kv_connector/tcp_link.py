@@ -95,7 +95,7 @@ class Link:
     def say(self, message: bytes) -> None:
         if not self.why_lost:
             with suppress(zmq.ZMQError):  # the monitor says why
-                self._socket.send([message])
+                self._socket.send(message)
 
     async def ask(self, transfer_id: TransferId, keys: Sequence[BlockKey], replies: asyncio.Queue[Reply]) -> range:
         """For some of the keys, the leading ones, as soon as the window allows; the replies will go to `replies`.

@@ -62,6 +62,7 @@ class TcpServer:
         self._num_held: Counter[bytes] = Counter()  # by each peer: queued or lent
         self._has_loans = asyncio.Event()
         self._next_lending: asyncio.Handle | None = None
+        self._doorkeeper: Doorkeeper | None = None
         self._words: dict[bytes, tuple[bool, Callable[[bytes, bytes], None]]] = {  # the bool: of known peers only
             protocol.HELLO: (False, self._hello),
             protocol.ANSWER: (False, self._answer),
@@ -78,7 +79,8 @@ class TcpServer:
         socket.set(zmq.ROUTER_MANDATORY, 1)
         socket.set(zmq.RCVHWM, protocol.MAX_REQUESTS_PER_PEER)
         socket.set(zmq.SNDHWM, _MAX_UNREAD)
-        self._doorkeeper = Doorkeeper(self._context, protocol.USER, self._keys.password)
+        if not self._is_encrypted:
+            self._doorkeeper = Doorkeeper(self._context, protocol.USER, self._keys.password)
         self._socket = LoopSocket(socket, self._take)
         socket.bind(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
         self._collecting = asyncio.create_task(self._collect())
@@ -90,7 +92,8 @@ class TcpServer:
         if self._next_lending is not None:
             self._next_lending.cancel()
         self._socket.close()
-        self._doorkeeper.close()
+        if self._doorkeeper is not None:
+            self._doorkeeper.close()
         deadline_s = asyncio.get_running_loop().time() + _CLOSE_TIMEOUT_S
         while self._loans and asyncio.get_running_loop().time() < deadline_s:
             await asyncio.sleep(_POLL_S)
@@ -153,10 +156,10 @@ class TcpServer:
     def _keep_alive(self, peer: bytes, transfer: bytes) -> None:
         self._source.keep_alive(TransferId(transfer.decode(errors="replace")))
 
-    def _send(self, peer: bytes, *frames: bytes | memoryview, track: bool = False) -> zmq.MessageTracker | None:
-        """Never waits: who does not read, or has gone, gets nothing. Returns what follows the last frame, if asked."""
+    def _send(self, peer: bytes, reply: bytes, lent: memoryview | None = None) -> zmq.MessageTracker | None:
+        """Never waits: who does not read, or has gone, gets nothing. Returns what follows the frame that is lent."""
         try:
-            return self._socket.send([peer, *frames], track)
+            return self._socket.send(peer, reply, lent=lent)
         except zmq.ZMQError as error:
             log.debug("a reply found no taker: %s", error)
             self._known.pop(peer, None)
@@ -187,7 +190,7 @@ class TcpServer:
             self._send(request.peer, protocol.ABSENT + request.number)
             return 0
         head = protocol.BLOCK + request.number + frame.header
-        tracker = self._send(request.peer, head, frame.payload, track=True)
+        tracker = self._send(request.peer, head, lent=frame.payload)
         if tracker is None:
             self._source.give_back(request.transfer_id, request.key)
             self._let_go(request)

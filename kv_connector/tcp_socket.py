@@ -1,12 +1,13 @@
 """A ZeroMQ socket on the event loop: each message is handed to a function, without a task or a future of its own."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import zmq
 
 _MESSAGES_A_TURN = 16  # then it is the event loop's turn
+_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # an enum's arithmetic costs as much as a call
 
 
 class LoopSocket:
@@ -21,12 +22,15 @@ class LoopSocket:
         self._loop.add_reader(self._descriptor, self._read)
         self.look()
 
-    def send(self, frames: Sequence[bytes | memoryview], track: bool = False) -> zmq.MessageTracker | None:
-        """Large frames are lent, not copied; the tracker says when the socket has let go of them.
+    def send(self, *frames: bytes, lent: memoryview | None = None) -> zmq.MessageTracker | None:
+        """One message; `lent`, its last frame, is not copied, and the tracker says when the socket has let go of it.
 
         Raises zmq.ZMQError instead of waiting: what does not fit now is not sent.
         """
-        tracker = self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False, track=track)
+        last = len(frames) - (lent is None)
+        for index, frame in enumerate(frames):
+            self._socket.send(frame, _NOBLOCK if index == last else _MORE)
+        tracker = None if lent is None else self._socket.send(lent, _NOBLOCK, copy=False, track=True)
         self.look()
         return tracker
 
@@ -51,7 +55,9 @@ class LoopSocket:
             if self._socket.closed:
                 return
             try:
-                message = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                message = [self._socket.recv(_NOBLOCK, copy=False)]
+                while message[-1].more:  # a message comes whole, or not at all
+                    message.append(self._socket.recv(_NOBLOCK, copy=False))
             except zmq.Again:
                 return
             self._on_message(message)
