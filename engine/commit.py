@@ -94,7 +94,7 @@ class Ledger:
 
     def end_if_too_long(self, request: Request) -> None:
         """For a request that has just been given tokens from elsewhere, and may have no room for another."""
-        if self._is_at_length(request):
+        if request.output_token_ids and self._is_at_length(request):
             self._scheduler.cancel(request.request_id)
             self._outputs.append(SequenceOutput(request.request_id, (), FinishReason.LENGTH))
 

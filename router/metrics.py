@@ -54,6 +54,10 @@ class RouterMetrics:
         self.started(endpoint=endpoint)
         return RequestRecord(self, endpoint)
 
+    @property
+    def num_in_flight(self) -> int:
+        return self._num_in_flight
+
     def _change_in_flight(self, by: int) -> None:
         self._num_in_flight += by
         self.in_flight(self._num_in_flight)
@@ -76,10 +80,13 @@ class RequestRecord:
         self._num_tokens: dict[int, int] = {}
         self._has_ended = False
 
-    def prompt(self, num_tokens: int, num_cached_tokens: int) -> None:
+    def prompt(self, num_tokens: int) -> None:
         self._metrics.prompt_tokens(num_tokens)
-        self._metrics.cached_tokens(num_cached_tokens)
         self._metrics.request_prompt_tokens(num_tokens)
+
+    def cached(self, num_tokens: int) -> None:
+        """Of one of its prompts."""
+        self._metrics.cached_tokens(num_tokens)
 
     def tokens(self, choice: int, num_tokens: int) -> None:
         """Several that come at once share their gap."""

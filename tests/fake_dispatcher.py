@@ -1,11 +1,13 @@
 """A dispatching half that plays a script, so that the HTTP half can be tested without any node."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
 from kvasir.common.errors import NodeUnavailable
-from kvasir.router.types import ClusterLimits, PositionLogprobs, RoutedRequest, TokenDelta
+from kvasir.common.seeds import sequence_seed
+from kvasir.router.types import ClusterLimits, PositionLogprobs, RoutedRequest, Stops, TokenDelta
 
 Step = TokenDelta | Exception | float  # a delta, something that is raised, or a wait in seconds
 
@@ -21,6 +23,7 @@ class FakeDispatcher:
     requests: list[RoutedRequest] = field(default_factory=list)
     num_running: int = 0
     num_closed_early: int = 0
+    stopped: list[int] = field(default_factory=list)  # sequences that their reader wanted no more of
 
     def has_joined(self, num_prefill: int, num_decode: int) -> bool:
         return num_prefill <= 1 and num_decode <= 1
@@ -30,22 +33,48 @@ class FakeDispatcher:
             raise NodeUnavailable("no decode node is here")
         return self.limits_now
 
-    async def generate(self, request: RoutedRequest) -> AsyncGenerator[TokenDelta, None]:
+    async def generate(self, request: RoutedRequest, stops: Stops | None = None) -> AsyncGenerator[TokenDelta, None]:
+        """Several sequences take turns, step by step."""
         self.requests.append(request)
         self.num_running += 1
-        has_finished = False
+        open_sequences = set(range(request.num_sequences))
+        if stops is not None:
+            stops.listen(self.stopped.append)
+            stops.listen(open_sequences.discard)
         try:
-            for step in self.script(request):
+            for sequence, step in self._steps(request):
+                if sequence not in open_sequences:
+                    continue
                 if isinstance(step, Exception):
                     raise step
                 if isinstance(step, TokenDelta):
-                    has_finished = step.finish_reason is not None
+                    if step.finish_reason is not None:
+                        open_sequences.remove(sequence)
                     yield step
                 else:
                     await asyncio.sleep(step)
         finally:
             self.num_running -= 1
-            self.num_closed_early += not has_finished
+            self.num_closed_early += bool(open_sequences)
+
+    def _steps(self, request: RoutedRequest) -> Iterator[tuple[int, Step]]:
+        scripts = [self.script(_alone(request, sequence)) for sequence in range(request.num_sequences)]
+        for steps in zip_longest(*scripts):
+            for sequence, step in enumerate(steps):
+                if isinstance(step, TokenDelta):
+                    yield sequence, _said_once(replace(step, sequence=sequence))
+                elif step is not None:
+                    yield sequence, step
+
+
+def _alone(request: RoutedRequest, sequence: int) -> RoutedRequest:
+    seed = sequence_seed(request.sampling.seed, sequence)
+    return replace(request, num_sequences=1, sampling=replace(request.sampling, seed=seed))
+
+
+def _said_once(delta: TokenDelta) -> TokenDelta:
+    """What is said with the first delta of a request is not said of its other sequences."""
+    return replace(delta, num_cached_tokens=None, prompt_logprobs=()) if delta.sequence else delta
 
 
 def play(
@@ -55,11 +84,22 @@ def play(
     finish_reason: str = "stop",
     tokens_a_step: int = 1,
     pause_s: float = 0.0,
+    num_cached_tokens: int = 0,
 ) -> list[Step]:
     """These tokens, cut off at max_tokens and at the first stop token, as an engine would."""
     stop_token_ids = request.sampling.stop_token_ids
     end = next((index + 1 for index, token_id in enumerate(token_ids) if token_id in stop_token_ids), len(token_ids))
     kept = tuple(token_ids[: min(end, request.sampling.max_tokens)])
+    if not kept:
+        return [
+            TokenDelta(
+                sequence=0,
+                token_ids=(),
+                finish_reason="length",
+                num_cached_tokens=num_cached_tokens,
+                prompt_logprobs=_prompt_logprobs(request),
+            )
+        ]
     if kept[-1] not in stop_token_ids and len(kept) == request.sampling.max_tokens:
         finish_reason = "length"
     steps: list[Step] = []
@@ -71,12 +111,22 @@ def play(
                 token_ids=new,
                 finish_reason=finish_reason if start + tokens_a_step >= len(kept) else None,
                 logprobs=tuple(_logprobs(token_id, request) for token_id in new),
-                num_cached_tokens=0 if start == 0 else None,
+                num_cached_tokens=num_cached_tokens if start == 0 else None,
+                prompt_logprobs=_prompt_logprobs(request) if start == 0 else (),
             )
         )
         if pause_s:
             steps.append(pause_s)
     return steps
+
+
+def _prompt_logprobs(request: RoutedRequest) -> tuple[PositionLogprobs, ...]:
+    """The same, from the second token on."""
+    count = request.sampling.prompt_logprobs
+    if count is None:
+        return ()
+    as_output = replace(request, sampling=replace(request.sampling, logprobs=count))
+    return tuple(_logprobs(token_id, as_output) for token_id in request.prompt_token_ids[1:])
 
 
 def _logprobs(token_id: int, request: RoutedRequest) -> PositionLogprobs:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from kvasir.common.errors import InvalidRequest, Overloaded
 from kvasir.router.metrics import RequestRecord
+from kvasir.router.openai.best_of import best_choices
 from kvasir.router.openai.errors import current_request_id, error_body, status_of
 from kvasir.router.openai.generation import ChoiceDelta
 from kvasir.router.openai.sse import DONE, event
@@ -23,8 +24,8 @@ class Shape(Protocol):
     chunk_object: str
     extra: dict[str, Any]  # beside the choices
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """The choice's first chunk, before any text."""
+    def opening(self, first: ChoiceDelta) -> dict[str, Any] | None:
+        """The choice's first chunk, before any text; `first` is the delta that follows."""
         ...
 
     def piece(self, delta: ChoiceDelta) -> dict[str, Any] | None:
@@ -35,7 +36,9 @@ class Shape(Protocol):
         """The choice's last chunk, after all text: a client that stops reading here has lost nothing."""
         ...
 
-    def whole(self, index: int, deltas: list[ChoiceDelta]) -> dict[str, Any]: ...
+    def whole(self, index: int, deltas: list[ChoiceDelta]) -> dict[str, Any]:
+        """`index` is the choice's own, whatever its deltas say."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +49,8 @@ class Envelope:
     created: int
     model: str
     prompt_lengths: tuple[int, ...]  # in tokens
-    num_choices: int  # n for each prompt, in their order
+    num_choices: int  # of each prompt, in their order
+    num_sequences: int  # of each prompt, of which those are the best
     include_usage: bool = False
     continuous_usage: bool = False
 
@@ -63,23 +67,21 @@ class Envelope:
 class Usage:
     def __init__(self, envelope: Envelope) -> None:
         self._num_prompt_tokens = sum(envelope.prompt_lengths)
-        self._choices_a_prompt = envelope.num_choices // len(envelope.prompt_lengths)
         self._num_completion_tokens = 0
         self._num_reasoning_tokens = 0
-        self._num_cached_tokens: dict[int, int] = {}  # of each prompt, for its first choice
+        self._num_cached_tokens = 0
 
     def add(self, delta: ChoiceDelta) -> None:
         self._num_completion_tokens += len(delta.token_ids)
         self._num_reasoning_tokens += delta.num_reasoning_tokens
-        if delta.num_cached_tokens is not None and delta.index % self._choices_a_prompt == 0:
-            self._num_cached_tokens[delta.index] = delta.num_cached_tokens
+        self._num_cached_tokens += delta.num_cached_tokens or 0  # said once for each prompt
 
     def as_dict(self) -> dict[str, Any]:
         usage: dict[str, Any] = {
             "prompt_tokens": self._num_prompt_tokens,
             "completion_tokens": self._num_completion_tokens,
             "total_tokens": self._num_prompt_tokens + self._num_completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(self._num_cached_tokens.values())},
+            "prompt_tokens_details": {"cached_tokens": self._num_cached_tokens},
         }
         if self._num_reasoning_tokens:
             usage["completion_tokens_details"] = {"reasoning_tokens": self._num_reasoning_tokens}
@@ -110,11 +112,13 @@ class ChoicesAnswer:
 
 async def whole_answer(envelope: Envelope, shape: Shape, deltas: AsyncIterator[ChoiceDelta]) -> dict[str, Any]:
     usage = Usage(envelope)
-    by_choice: dict[int, list[ChoiceDelta]] = {index: [] for index in range(envelope.num_choices)}
+    num_sequences = envelope.num_sequences * len(envelope.prompt_lengths)
+    sequences: dict[int, list[ChoiceDelta]] = {index: [] for index in range(num_sequences)}
     async for delta in deltas:
         usage.add(delta)
-        by_choice[delta.index].append(delta)
-    choices = [shape.whole(index, of_choice) for index, of_choice in by_choice.items()]
+        sequences[delta.index].append(delta)
+    best = best_choices(sequences, envelope.num_sequences, envelope.num_choices)
+    choices = [shape.whole(index, of_choice) for index, of_choice in best.items()]
     return envelope.around(shape.whole_object, choices) | {"usage": usage.as_dict()} | shape.extra
 
 
@@ -135,7 +139,7 @@ async def chunks(envelope: Envelope, shape: Shape, deltas: AsyncIterator[ChoiceD
             usage.add(delta)
             if delta.index not in opened:
                 opened.add(delta.index)
-                if opening := shape.opening(delta.index):
+                if opening := shape.opening(delta):
                     yield chunk(opening)
                     extra = {}
             if piece := shape.piece(delta):
@@ -162,8 +166,9 @@ async def recorded(
         async with aclosing(generation) as deltas:
             async for delta in deltas:
                 if not seen:
-                    record.prompt(sum(envelope.prompt_lengths), delta.num_cached_tokens or 0)
+                    record.prompt(sum(envelope.prompt_lengths))
                     seen = True
+                record.cached(delta.num_cached_tokens or 0)
                 record.tokens(delta.index, len(delta.token_ids))
                 record.served(envelope.response_id, delta.served_by)
                 if delta.finish_reason is not None:

@@ -14,12 +14,13 @@ from kvasir.router.grammar.asked import asked_grammar
 from kvasir.router.grammar.checker import GrammarChecker
 from kvasir.router.metrics import RequestRecord, RouterMetrics
 from kvasir.router.openai.answer import Answer, ChoicesAnswer, Envelope, outcome_of, recorded
+from kvasir.router.openai.best_of import check_best_of
 from kvasir.router.openai.body import read_body
 from kvasir.router.openai.chat import ChatShape
 from kvasir.router.openai.client_gone import ClientGone, unless_gone
 from kvasir.router.openai.completions import CompletionShape
 from kvasir.router.openai.errors import ModelNotFound, error_response, json_response
-from kvasir.router.openai.generation import ChoiceDelta, generate_choice, merge_choices
+from kvasir.router.openai.generation import ChoiceDelta, generate_choices, merge_choices
 from kvasir.router.openai.models import ChatBody, CompletionBody, GenerationBody
 from kvasir.router.openai.parsing import parse_body
 from kvasir.router.openai.prompts import Prompt, chat_prompt, completion_prompts
@@ -118,9 +119,9 @@ class OpenAIApi:
 
     async def _prepare_completion(self, body: CompletionBody, record: RequestRecord) -> Generation:
         limits = self._begin(body, "logprobs")
-        if body.echo and body.logprobs is not None:
-            message = "'echo' together with 'logprobs' is not supported yet"
-            raise InvalidRequest(message, "echo", "unsupported_parameter")
+        if body.max_tokens == 0 and not body.echo:
+            raise InvalidRequest("'max_tokens' of 0 wants 'echo' to be true", "max_tokens", "invalid_value")
+        check_best_of(body)
         prompts = await completion_prompts(body, self.tokenizer, limits)
         shape = CompletionShape(body, prompts, self.tokenizer)
         envelope, deltas = await self._begun(body, record, limits, prompts, f"cmpl-{uuid.uuid4().hex}")
@@ -147,9 +148,12 @@ class OpenAIApi:
             raise ModelNotFound(body.model)
         if body.stream_options is not None and not body.stream:
             raise InvalidRequest("'stream_options' wants 'stream' to be true", "stream_options", "invalid_value")
-        if (body.num_logprobs or 0) > self._max_logprobs:
-            message = f"'{logprobs_param}' may be at most {self._max_logprobs}, got {body.num_logprobs}"
-            raise InvalidRequest(message, logprobs_param, "invalid_value")
+        if body.prompt_logprobs is not None and body.stream:
+            raise InvalidRequest("'prompt_logprobs' cannot be streamed", "prompt_logprobs", "invalid_value")
+        for param, number in ((logprobs_param, body.num_logprobs), ("prompt_logprobs", body.prompt_logprobs)):
+            if (number or 0) > self._max_logprobs:
+                message = f"'{param}' may be at most {self._max_logprobs}, got {number}"
+                raise InvalidRequest(message, param, "invalid_value")
         return self._backend.limits()
 
     async def _begun(
@@ -166,16 +170,17 @@ class OpenAIApi:
         if asked is not None:
             requests = [with_grammar(request, asked.grammar) for request in requests]
         rules = text_rules_of(body)
-        readers: Sequence[AnswerReader | None] = [None] * len(requests)
+        num_sequences = body.num_sequences
+        readers: Sequence[AnswerReader | None] = [None] * num_sequences
         if reading is not None:
             [prompt] = prompts
             requests = [reading.constrained(request, prompt) for request in requests]
-            readers = [reading.new_reader(prompt) for _ in requests]
+            readers = [reading.new_reader(prompt) for _ in readers]
             rules = replace(rules, shown_markers=reading.markers)
         requests = await checked(requests, self._grammars, "tools" if asked is None else asked.param)
         choices = [
-            generate_choice(self._backend, request, index, self.tokenizer, rules, reader)
-            for index, (request, reader) in enumerate(zip(requests, readers, strict=True))
+            generate_choices(self._backend, request, number * num_sequences, self.tokenizer, rules, readers)
+            for number, request in enumerate(requests)
         ]
         options = body.stream_options
         envelope = Envelope(
@@ -183,7 +188,8 @@ class OpenAIApi:
             created=int(time.time()),
             model=body.model,
             prompt_lengths=tuple(len(prompt.token_ids) for prompt in prompts),
-            num_choices=len(choices),
+            num_choices=body.num_choices,
+            num_sequences=num_sequences,
             include_usage=options is not None and bool(options.include_usage),
             continuous_usage=options is not None and bool(options.continuous_usage_stats),
         )

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvasir.router.openai.generation import ChoiceDelta
-from kvasir.router.openai.logprobs import chat_logprobs
+from kvasir.router.openai.logprobs import chat_logprobs, prompt_logprobs
 from kvasir.router.openai.models import ChatBody
 from kvasir.router.openai.prompts import Prompt
 from kvasir.router.text.parts import CallArguments, CallStart, Content, Part, Reasoning
@@ -21,10 +21,11 @@ class ChatShape:
         self._top_logprobs = body.top_logprobs or 0
         self._return_token_ids = body.return_token_ids or False
         self._shows_reasoning = body.include_reasoning is not False
+        self._prompt_logprobs = body.prompt_logprobs
         self.extra: dict[str, Any] = {"prompt_token_ids": prompt.token_ids} if self._return_token_ids else {}
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        return _chunk(index, {"role": "assistant", "content": ""})
+    def opening(self, first: ChoiceDelta) -> dict[str, Any] | None:
+        return _chunk(first.index, {"role": "assistant", "content": ""})
 
     def piece(self, delta: ChoiceDelta) -> dict[str, Any] | None:
         message = self._message([delta])
@@ -41,6 +42,9 @@ class ChatShape:
         return _chunk(index, {}, finish_reason)
 
     def whole(self, index: int, deltas: list[ChoiceDelta]) -> dict[str, Any]:
+        if self._prompt_logprobs is not None:  # beside the choices: all of them have one prompt
+            scored = prompt_logprobs(deltas[0].prompt_logprobs, self._prompt_logprobs, self._tokenizer)
+            self.extra["prompt_logprobs"] = scored
         message = self._message(deltas)
         for call in message.get("tool_calls", ()):
             del call["index"]

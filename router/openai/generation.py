@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from kvasir.common.errors import NodeUnavailable
@@ -11,7 +11,7 @@ from kvasir.router.text.answer_reader import AnswerReader
 from kvasir.router.text.parts import Part
 from kvasir.router.text.text_stream import TextRules, TextStream
 from kvasir.router.text.tokenizer import TextTokenizer
-from kvasir.router.types import Backend, PositionLogprobs, RoutedRequest, TokenDelta
+from kvasir.router.types import Backend, PositionLogprobs, RoutedRequest, Stops, TokenDelta
 
 _MAX_PENDING = 64  # deltas of all choices together that nobody has taken yet
 
@@ -28,31 +28,44 @@ class ChoiceDelta:
     num_cached_tokens: int | None
     parts: tuple[Part, ...] | None = None  # of the text, where it is read; None: it is all content
     num_reasoning_tokens: int = 0
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # of the choice's prompt, from its second token on
     served_by: str = ""  # address of the node that sampled these tokens
 
 
-async def generate_choice(
+async def generate_choices(
     backend: Backend,
     request: RoutedRequest,
-    index: int,
+    first_index: int,
     tokenizer: TextTokenizer,
     rules: TextRules,
-    reader: AnswerReader | None = None,
+    readers: Sequence[AnswerReader | None],
 ) -> AsyncGenerator[ChoiceDelta, None]:
-    """Ends with the delta that has a finish reason, or raises.
+    """Of all sequences of one prompt. Each ends with the delta that has a finish reason, unless this raises.
 
-    A stop string, or the only call that the answer may make, cancels the generation before its own end.
+    A stop string, or the only call that an answer may make, ends a sequence before its own end.
     """
-    text = TextStream(tokenizer, rules, request.sampling.stop_token_ids)
+    stop_token_ids = request.sampling.stop_token_ids
+    texts = [TextStream(tokenizer, rules, stop_token_ids) for _ in range(request.num_sequences)]
+    is_open = [True] * request.num_sequences
+    prompt_logprobs: tuple[PositionLogprobs, ...] | None = None
     final: ChoiceDelta | None = None
-    tokens = cast(AsyncGenerator[TokenDelta, None], backend.generate(request))
+    stops = Stops()
+    tokens = cast(AsyncGenerator[TokenDelta, None], backend.generate(request, stops))
     async with aclosing(tokens) as deltas:
         async for delta in deltas:
-            choice_delta = _read(delta, text, index) if reader is None else _read_parts(delta, text, reader, index)
-            if choice_delta.finish_reason is None:
-                yield choice_delta
+            at = delta.sequence
+            if not is_open[at]:
+                continue  # it was on its way when we had enough
+            if prompt_logprobs is None:  # they come with the first delta of any
+                prompt_logprobs = delta.prompt_logprobs
+            choice = _read(delta, texts[at], readers[at], first_index + at, prompt_logprobs)
+            is_open[at] = choice.finish_reason is None
+            if any(is_open):
+                if not is_open[at] and delta.finish_reason is None:
+                    stops.stop(at)
+                yield choice
                 continue
-            final = choice_delta
+            final = choice
             if delta.finish_reason is None:
                 break  # else the generation comes to its own end
     if final is None:
@@ -60,7 +73,18 @@ async def generate_choice(
     yield final
 
 
-def _read(delta: TokenDelta, text: TextStream, index: int) -> ChoiceDelta:
+def _read(
+    delta: TokenDelta,
+    text: TextStream,
+    reader: AnswerReader | None,
+    index: int,
+    prompt_logprobs: tuple[PositionLogprobs, ...],
+) -> ChoiceDelta:
+    read = _read_text(delta, text, index) if reader is None else _read_parts(delta, text, reader, index)
+    return replace(read, prompt_logprobs=prompt_logprobs)
+
+
+def _read_text(delta: TokenDelta, text: TextStream, index: int) -> ChoiceDelta:
     num_before = text.num_tokens
     shown = text.push(delta.token_ids)
     num_taken = text.num_tokens - num_before

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from kvasir.router.text.detokenizer import Detokenizer
 from kvasir.router.text.tokenizer import TextTokenizer
 from kvasir.router.types import PositionLogprobs
 
@@ -21,27 +22,59 @@ def chat_logprobs(positions: Sequence[PositionLogprobs], top: int, tokenizer: Te
     return {"content": content, "refusal": None}
 
 
-class CompletionLogprobs:
-    """Keeps count of where in the choice's text each token begins."""
+def prompt_logprobs(
+    positions: Sequence[PositionLogprobs], top: int, tokenizer: TextTokenizer
+) -> list[dict[str, Any] | None]:
+    """vLLM's shape: for each prompt token, the token and the best ones by their ids; nothing for the first."""
 
-    def __init__(self, tokenizer: TextTokenizer, top: int, text_offset: int = 0) -> None:
+    def entry(token_id: int, logprob: float, rank: int) -> dict[str, Any]:
+        text = _token_text(tokenizer.bytes_of(token_id), "")
+        return {"logprob": _finite(logprob), "rank": rank, "decoded_token": text}
+
+    scored: list[dict[str, Any] | None] = [None]
+    for position in positions:
+        own, *best = position.entries
+        entries = {str(own[0]): entry(*own, position.rank)}
+        for rank, (token_id, logprob) in enumerate(best[:top], start=1):
+            entries.setdefault(str(token_id), entry(token_id, logprob, rank))
+        scored.append(entries)
+    return scored
+
+
+class CompletionLogprobs:
+    """Keeps count of where in the choice's text each token begins, in characters."""
+
+    def __init__(self, tokenizer: TextTokenizer, top: int) -> None:
         self._tokenizer = tokenizer
         self._top = top
-        self._text_offset = text_offset
+        self._characters = Detokenizer(tokenizer)
+        self._text_offset = 0
 
-    def take(self, positions: Sequence[PositionLogprobs]) -> dict[str, Any]:
-        tokens, offsets = [], []
-        for position in positions:
-            token = self._text(position.entries[0][0])
-            tokens.append(token)
-            offsets.append(self._text_offset)
-            self._text_offset += len(token)
+    def take_prompt(self, first_token: int, positions: Sequence[PositionLogprobs]) -> dict[str, list[Any]]:
+        """Of an echoed prompt. Nothing stands before its first token, so that has no logprob."""
+        first: dict[str, list[Any]] = {
+            "tokens": [self._text(first_token)],
+            "token_logprobs": [None],
+            "top_logprobs": [None],
+            "text_offset": [self._next_offset(first_token)],
+        }
+        rest = self.take(positions)
+        return {key: [*values, *rest[key]] for key, values in first.items()}
+
+    def take(self, positions: Sequence[PositionLogprobs]) -> dict[str, list[Any]]:
+        token_ids = [position.entries[0][0] for position in positions]
         return {
-            "tokens": tokens,
+            "tokens": [self._text(token_id) for token_id in token_ids],
             "token_logprobs": [_finite(position.entries[0][1]) for position in positions],
             "top_logprobs": [self._best(position) for position in positions],
-            "text_offset": offsets,
+            "text_offset": [self._next_offset(token_id) for token_id in token_ids],
         }
+
+    def _next_offset(self, token_id: int) -> int:
+        """Where this token begins. A character that several tokens make comes with the last of them."""
+        offset = self._text_offset
+        self._text_offset += len(self._characters.push(token_id))
+        return offset
 
     def _best(self, position: PositionLogprobs) -> dict[str, float]:
         """The best ones, and the token itself also if it is none of them."""

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from kvasir.router.openai.shapes import Content, Prompt, ResponseFormat, StopStrings, StructuredOutputs
+
 _INT32_MAX = 2**31 - 1
 TokenIds = list[Annotated[int, Field(ge=0, le=_INT32_MAX)]]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -38,7 +40,7 @@ class GenerationBody(Body):
     top_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=_INT32_MAX)] | None = None
     min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
     presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[Finite, Field(ge=0.01, le=100)] | None = None
@@ -46,7 +48,7 @@ class GenerationBody(Body):
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1, max_length=300_000)] | None = None
     bad_words: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=1000)] | None = None
 
-    stop: Any = None  # a string or a list of them
+    stop: StopStrings = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=1000)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -54,16 +56,23 @@ class GenerationBody(Body):
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
 
-    response_format: Any = None  # what they may hold: router/grammar/asked.py
-    structured_outputs: Any = None
+    response_format: ResponseFormat = None  # what they may hold: router/grammar/asked.py
+    structured_outputs: StructuredOutputs = None
 
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=_INT32_MAX)] | None = None
 
     @property
     def num_choices(self) -> int:
+        """Of each prompt, as they are sent."""
         return self.n or 1
+
+    @property
+    def num_sequences(self) -> int:
+        """Of each prompt, as they are generated."""
+        return self.num_choices
 
     @property
     def asked_max_tokens(self) -> int | None:
@@ -79,11 +88,22 @@ class GenerationBody(Body):
         """How many alternatives beside the sampled token; None: no logprobs at all."""
         return None
 
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the prompt's tokens."""
+        return self.prompt_logprobs
+
 
 class CompletionBody(GenerationBody):
-    prompt: Any = None  # a string, token ids, or a list of either
+    prompt: Prompt = None
     echo: bool | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=_INT32_MAX)] | None = None  # 0: the prompt alone, echoed and scored
     logprobs: Annotated[int, Field(ge=0)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None  # 1, which some always send, is none
+
+    @property
+    def num_sequences(self) -> int:
+        return max(self.num_choices, self.best_of or 1)
 
     @property
     def default_max_tokens(self) -> int:
@@ -92,6 +112,11 @@ class CompletionBody(GenerationBody):
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((number for number in wanted if number is not None), default=None)
 
 
 class FunctionCallBody(Body):
@@ -107,7 +132,7 @@ class ToolCallBody(Body):
 
 class MessageBody(Body):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Any = None  # a string or a list of parts
+    content: Content = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Annotated[list[ToolCallBody], Field(max_length=1000)] | None = None

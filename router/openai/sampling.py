@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvasir.common.errors import InvalidRequest
-from kvasir.common.seeds import sequence_seed
 from kvasir.router.openai.models import GenerationBody
 from kvasir.router.text.text_stream import TextRules
 from kvasir.router.text.tokenizer import TextTokenizer
@@ -43,12 +42,11 @@ def resolve_max_tokens(asked: int | None, default: int | None, num_prompt_tokens
         what = f"the prompt has {num_prompt_tokens} tokens and max_tokens asks for {asked} more"
         raise context_length_exceeded(limits, "max_tokens", what)
     room = min(limits.max_model_len, limits.max_prompt_tokens + 1) - num_prompt_tokens
-    wanted = asked or default
+    wanted = default if asked is None else asked
     return room if wanted is None else min(wanted, room)
 
 
 def sampling_of(body: GenerationBody, limits: ClusterLimits, tokenizer: TextTokenizer, max_tokens: int) -> Sampling:
-    """Without a seed of its own: each choice has one, see `seed_of`."""
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens is {min_tokens}, and max_tokens only {max_tokens}", "min_tokens")
@@ -62,6 +60,7 @@ def sampling_of(body: GenerationBody, limits: ClusterLimits, tokenizer: TextToke
         top_p=max(top_p, 1e-6),  # 0 means the best token alone
         top_k=max(body.top_k or 0, 0),
         min_p=body.min_p or 0.0,
+        seed=_seed(body.seed),
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
@@ -69,15 +68,16 @@ def sampling_of(body: GenerationBody, limits: ClusterLimits, tokenizer: TextToke
         min_tokens=min_tokens,
         max_tokens=max_tokens,
         stop_token_ids=eos_token_ids | frozenset(body.stop_token_ids or ()),
-        logprobs=body.num_logprobs,
+        logprobs=0 if body.num_logprobs is None and body.num_sequences > body.num_choices else body.num_logprobs,
+        prompt_logprobs=body.num_prompt_logprobs,
         allowed_token_ids=tuple(sorted(set(body.allowed_token_ids or ()))),
         bad_words=_bad_words(body.bad_words or (), tokenizer),
     )
 
 
-def seed_of(body: GenerationBody, index: int) -> int:
-    """Of the index-th choice of a prompt. Drawn where the client gave none: two calls then differ."""
-    return secrets.randbits(64) if body.seed is None else sequence_seed(body.seed % 2**64, index)
+def _seed(asked: int | None) -> int:
+    """Drawn where the client gave none: two calls then differ."""
+    return secrets.randbits(64) if asked is None else asked % 2**64
 
 
 def text_rules_of(body: GenerationBody) -> TextRules:

@@ -21,7 +21,7 @@ async def test_closing_the_record_closes_the_generation_at_once() -> None:
         finally:
             is_closed = True
 
-    envelope = Envelope(response_id="r", created=0, model="m", prompt_lengths=(1,), num_choices=1)
+    envelope = Envelope(response_id="r", created=0, model="m", prompt_lengths=(1,), num_choices=1, num_sequences=1)
     generation = deltas()
     answer = recorded(generation, RouterMetrics(Metrics({})).begin("completions"), envelope)
     await anext(answer)

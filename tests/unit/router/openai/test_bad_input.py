@@ -97,8 +97,8 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ("guided_regex", "a+"),
     ("chat_template", "{{ 1 }}"),
     ("suffix", "x"),
-    ("best_of", 2),
-    ("prompt_logprobs", 1),
+    *(("best_of", value) for value in (0, -1, 129, "2", 1.5)),
+    *(("prompt_logprobs", value) for value in (-1, 6, "1", True)),
 ]
 
 
@@ -157,7 +157,14 @@ async def test_what_excludes_each_other(router: Router) -> None:
     check(await router.chat(top_logprobs=2))
     check(await router.chat(logprobs=True, top_logprobs=6))
     check(await router.complete(logprobs=6))
-    check(await router.complete(echo=True, logprobs=1))
+    check(await router.complete(max_tokens=0))
+    check(await router.chat(max_tokens=0))
+    check(await router.chat(max_completion_tokens=0))
+    check(await router.complete(prompt_logprobs=6))
+    check(await router.complete(prompt_logprobs=1, stream=True))
+    check(await router.complete(n=3, best_of=2))
+    check(await router.complete(best_of=2, stream=True))
+    check(await router.complete(prompt=["a", "b"], best_of=65))
     check(await router.complete(max_tokens=5, min_tokens=6))
     check(await router.complete(prompt=["a", "b"], n=65))
     assert router.dispatcher.requests == []
@@ -227,8 +234,8 @@ async def test_unknown_routes_and_methods(router: Router) -> None:
         "//v1/completions",
         "/V1/completions",
         "/v1/chat",
-        "/docs",
-        "/openapi.json",
+        "/docs/",
+        "/v2/completions",
     ):
         check(await router.http.post(path, json={"model": "m", "prompt": "p"}), 404)
     error = await router.http.get("/v1/completions")

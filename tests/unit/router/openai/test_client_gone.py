@@ -33,7 +33,7 @@ async def outcomes(router: Router) -> dict[str, float]:
 async def test_leaving_closes_the_generation(stream: bool, num_tokens: int, n: int) -> None:
     async with running_router(lambda _: [TOKEN] * num_tokens + [1000.0]) as router:
         dispatcher = router.dispatcher
-        asking = asyncio.create_task(router.complete(stream=stream, n=n))
+        asking = asyncio.create_task(router.complete(stream=stream, prompt=["p"] * n))
         await until(lambda: dispatcher.num_running == n)
         asking.cancel()
         await until(lambda: dispatcher.num_running == 0)
@@ -73,7 +73,7 @@ async def test_one_choice_that_fails_ends_the_others() -> None:
         return [TOKEN, 0.05, RuntimeError("bug")] if request.request_id.endswith("-1") else [TOKEN, 1000.0]
 
     async with running_router(steps) as router:
-        response = await router.complete(n=3)
+        response = await router.complete(prompt=["p"] * 3)
         assert response.status_code == 500
         assert response.json()["error"]["code"] == "internal_error"
         assert "bug" not in response.text

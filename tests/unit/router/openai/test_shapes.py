@@ -136,10 +136,8 @@ async def test_several_prompts_and_n_give_choices_in_their_order(router: Router)
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
     assert answer["usage"]["prompt_tokens"] == 4  # BOS and one byte, each prompt once
     requests = sorted(router.dispatcher.requests, key=lambda request: request.request_id)
-    assert [request.prompt_token_ids[-1] for request in requests] == [ids("a")[0]] * 2 + [ids("b")[0]] * 2
-    seeds = [request.sampling.seed for request in requests]
-    assert seeds[0] == seeds[2] == 7
-    assert seeds[1] == seeds[3] != 7
+    assert [request.prompt_token_ids[-1] for request in requests] == [ids("a")[0], ids("b")[0]]
+    assert [(request.num_sequences, request.sampling.seed) for request in requests] == [(2, 7)] * 2
     chunks = events(await router.complete(prompt=["a", "b"], n=2, stream=True))
     for index in range(4):
         choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
