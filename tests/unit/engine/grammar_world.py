@@ -57,13 +57,15 @@ class Vocabulary:
 
 
 class LogitsRunner(FakeModelRunner):
-    """Likes what ends things, so that outputs do."""
+    """Likes what ends things, so that outputs do, and dislikes white space."""
 
     def __init__(self, vocabulary: Vocabulary, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
         self.masks = GrammarMasks()
         self._size = vocabulary.size
-        self._likes = [vocabulary.encode(text)[0] for text in '"]}'] + [vocabulary.eos]
+        self._likes = [vocabulary.encode(text)[0] for text in "]}@"]
+        self._likes_most = [vocabulary.encode('"')[0], vocabulary.eos]
+        self._dislikes = [vocabulary.encode(text)[0] for text in " \t\r\n"]
 
     def execute(self, plan: StepPlan) -> dict[RequestId, Sampled]:
         masks = self.masks.start([one for chunk in plan.chunks for one in chunk.samplers])
@@ -82,6 +84,8 @@ class LogitsRunner(FakeModelRunner):
     def _logits(self, digest: int) -> torch.Tensor:
         logits = torch.randn(self._size, generator=torch.Generator().manual_seed(digest & (2**63 - 1)))
         logits[self._likes] += 6
+        logits[self._likes_most] += 9
+        logits[self._dislikes] -= 4
         return logits
 
 
