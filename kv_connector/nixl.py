@@ -5,6 +5,7 @@
 UCX listens on ports of its own, on the interfaces that UCX_NET_DEVICES names (default: all).
 """
 
+import logging
 import threading
 import time
 import uuid
@@ -126,9 +127,12 @@ def _load() -> Any:
     errors = []
     for name in _MODULES:
         try:
-            return import_module(name)
+            api = import_module(name)
         except ImportError as error:
             errors.append(str(error))
+        else:
+            logging.getLogger("nixl").setLevel(logging.WARNING)
+            return api
     raise ModuleNotFoundError(
         f"connector nixl needs NIXL: pip install 'kvasir[nixl]' ({'; '.join(errors)})", name="nixl"
     )

@@ -1,12 +1,9 @@
-"""The conformance suite that third parties run, on every connector that ships."""
+"""The conformance suite that third parties run, on every connector that needs nothing else installed.
 
-import pytest
+All but its part with other processes, which is in test_conformance_processes.py.
+"""
 
-from kvasir.kv_connector.conformance import *  # noqa: F403  (its tests, all of them)
-from kvasir.kv_connector.settings import ConnectorSettings
-from kvasir.kv_connector.testing import Connect, pairs_of
-
-
-@pytest.fixture
-def connect(settings: ConnectorSettings) -> Connect:
-    return pairs_of(settings)
+from kvasir.kv_connector.conformance import connect  # noqa: F401  (a fixture)
+from kvasir.kv_connector.conformance.frames import *  # noqa: F403  (tests, all of them)
+from kvasir.kv_connector.conformance.transfers import *  # noqa: F403
+from kvasir.kv_connector.conformance.wires import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Whatever goes wrong below, a wanted block arrives as it was or is missing, and a counter says why."""
+"""Whatever a connector hands over, a wanted block arrives as it was or is missing, and a counter says why."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -13,7 +13,7 @@ from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.registry import open_connector
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.testing import Pair, open_node, random_keys
-from tests.faulty import Fault, FaultyPeer, FaultyStore
+from kvasir.kv_connector.testing.faulty import Fault, Faults, Faulty
 
 DEADLINE_S = 20.0
 NUM_BLOCKS = 6
@@ -31,9 +31,8 @@ REFUSED = {
 
 
 @asynccontextmanager
-async def faulty_pair(settings: ConnectorSettings, script: Sequence[Fault]) -> AsyncIterator[tuple[Pair, Any]]:
-    inner = open_connector(settings)
-    faulty: Any = FaultyStore(inner, script) if inner.is_store else FaultyPeer(inner, script)
+async def faulty_pair(settings: ConnectorSettings, script: Sequence[Fault]) -> AsyncIterator[tuple[Pair, Faults]]:
+    faulty: Any = Faulty(open_connector(settings), script)
     async with (
         asyncio.timeout(DEADLINE_S),
         open_node(settings, seed=1) as sender,
@@ -98,7 +97,7 @@ async def test_another_epoch_is_refused_from_a_peer_and_welcome_from_a_store(set
             assert pair.receiver.metrics.misses == {MissReason.EPOCH: 2}
 
 
-@pytest.mark.parametrize("kind", ["delay", "duplicate", "drop"])
+@pytest.mark.parametrize("kind", ["delay", "duplicate", "reorder", "drop"])
 async def test_harmless_faults(settings: ConnectorSettings, kind: str) -> None:
     async with faulty_pair(settings, [Fault(kind=kind, block=3)]) as (pair, faults):
         assert (await transfer_of(pair)).missing == ()
@@ -133,7 +132,10 @@ async def test_a_peer_lost_twice_is_given_up(settings: ConnectorSettings) -> Non
 
 
 async def test_a_block_that_is_late_is_given_up(settings: ConnectorSettings) -> None:
-    hasty = replace(settings, fetch_timeout_base_s=0.5)
-    async with faulty_pair(hasty, [Fault(kind="delay", block=3, delay_s=30.0)]) as (pair, _):
+    hasty = replace(settings, fetch_timeout_base_s=1.0)
+    async with faulty_pair(hasty, [Fault(kind="delay", block=NUM_BLOCKS + 3, delay_s=30.0)]) as (pair, _):
+        await transfer_of(pair)  # so that the nodes have met
+        pair.receiver.memory.writes.clear()
+        pair.receiver.metrics.misses.clear()
         assert (await transfer_of(pair)).missing == (3, 4, 5)
         assert pair.receiver.metrics.misses == {MissReason.TIMEOUT: 3}

@@ -86,6 +86,7 @@ class Pair:
     receiver: Node
     num_blocks: int = 64
     landed: list[int] = field(default_factory=list)
+    at_first_block: Callable[[], None] | None = None  # called once, when a block has landed
 
     def ticket(self) -> Ticket:
         connector = self.sender.connector
@@ -106,6 +107,9 @@ class Pair:
 
     def on_block(self, index: int, is_exact: bool = True) -> None:
         self.landed.append(index)
+        at_first_block, self.at_first_block = self.at_first_block, None
+        if at_first_block is not None:
+            at_first_block()
 
     def is_equal(self, index: int) -> bool:
         return self.sender.memory.read(BlockId(index)) == self.receiver.memory.read(self.destination(index))

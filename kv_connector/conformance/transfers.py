@@ -1,15 +1,4 @@
-"""What every connector must do, as tests that its author runs unchanged:
-
-    from kvasir.kv_connector.conformance import *
-    from kvasir.kv_connector.testing import pairs_of
-
-    @pytest.fixture
-    def connect():
-        return pairs_of(ConnectorSettings(name="my_package.my_module:MyConnector"))
-
-They want pytest with pytest-asyncio in auto mode. Both nodes live in one process here; what a lost or frozen
-process does to a connector, its author must test besides.
-"""
+"""Two nodes in one process, and nothing goes wrong."""
 
 import asyncio
 from dataclasses import replace
