@@ -1,0 +1,142 @@
+"""Our engine with a codec between its prefill and its decode, all in this process.
+
+A prompt is computed and handed off block by block; each block goes through what it goes through between two nodes:
+encode, header and checksum, verify, decode, its place in the cache. Then it is decoded from there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kvasir.engine.batch import build_batch
+from kvasir.engine.engine import Engine
+from kvasir.engine.kv_cache import KVCache, kv_layout
+from kvasir.engine.model_runner import ModelRunner
+from kvasir.engine.models import read_model_config
+from kvasir.engine.models.loader import load_model
+from kvasir.engine.models.rope import rope_table
+from kvasir.engine.scheduler import Scheduler
+from kvasir.engine.types import BlockId, Chunk, Limits, Phase, Request, RequestId, SamplingParams
+from kvasir.kv_connector.base import BlockHeader, BlockKey, Frame
+from kvasir.kv_connector.codec import decode, encode, is_exact
+from kvasir.kv_connector.header import Expected, checksum_of, pack, verify
+
+_BLOCK_SIZE = 16
+_IDENTITY, _KEY = bytes(32), BlockKey(bytes(32))
+
+
+@dataclass(eq=False)
+class Prefilled:
+    """A prompt that has been computed: its blocks as bytes, copied out of the cache, and the first token."""
+
+    prompt: list[int]
+    blocks: list[bytes] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)  # of each block
+    first_token: int = -1
+
+
+class CodecLab:
+    def __init__(self, model: Path, num_blocks: int) -> None:
+        config = read_model_config(model)
+        self._model = load_model(model, config, torch.float32, torch.device("cpu"))
+        self.layout = kv_layout(config, _BLOCK_SIZE, torch.float32)
+        self._cache = KVCache(self.layout, num_blocks, torch.device("cpu"))
+        self._max_model_len = config.rope.max_position
+        self._rope_table = rope_table(config.rope, config.head_dim, self._max_model_len)
+
+    def _engine(self, num_seqs: int) -> Engine:
+        limits = Limits(
+            block_size=_BLOCK_SIZE,
+            num_blocks=self._cache.num_blocks,
+            max_num_batched_tokens=512,
+            max_num_seqs=num_seqs,
+            max_model_len=self._max_model_len,
+            watermark=0,
+            enable_prefix_caching=False,
+        )
+        return Engine(Scheduler(limits), ModelRunner(self._model, self._cache, self._max_model_len))
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> list[Prefilled]:
+        done = {RequestId(str(i)): Prefilled(list(prompt)) for i, prompt in enumerate(prompts)}
+        engine = self._engine(num_seqs=1)  # one after the other: each gives its blocks back before the next
+        for request_id, prefilled in done.items():
+            engine.submit(Request(request_id=request_id, prompt_token_ids=prefilled.prompt, hand_off=True))
+        while engine.has_work:
+            result = engine.step()
+            for report in result.computed:
+                prefilled = done[report.request_id]
+                prefilled.blocks += [bytes(self._cache.read(block)) for block in report.block_ids]
+                prefilled.num_tokens += report.num_tokens
+                engine.release_blocks(report.block_ids)
+            for output in result.outputs:
+                done[output.request_id].first_token = output.token_ids[0]
+        return list(done.values())
+
+    def generate_here(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+        """Greedy tokens of each prompt, all of it computed by one engine: what the others are held against."""
+        requests = [_request(i, prompt, num_tokens) for i, prompt in enumerate(prompts)]
+        engine = self._engine(len(requests))
+        for request in requests:
+            engine.submit(request)
+        while engine.has_work:
+            engine.step()
+        return [request.output_token_ids for request in requests]
+
+    def generate_from(self, prefilled: Sequence[Prefilled], codec: str, num_tokens: int) -> list[list[int]]:
+        """Greedy tokens of each prompt, whose blocks have gone through the codec."""
+        requests = [_request(i, one.prompt, num_tokens, {"blocks", "continue"}) for i, one in enumerate(prefilled)]
+        engine = self._engine(len(requests))
+        for request in requests:
+            engine.submit(request)
+        while any(request.phase is Phase.WAITING for request in requests):
+            engine.step()
+        for request, one in zip(requests, prefilled, strict=True):
+            for index, block in enumerate(one.blocks):
+                self._land(codec, block, one.num_tokens[index], request.block_table[index])
+                engine.block_loaded(request.request_id, index, is_exact(codec, self.layout, self.layout))
+            engine.loading_done(request.request_id)
+            engine.continue_with(request.request_id, [one.first_token])
+        while engine.has_work:
+            engine.step()
+        return [request.output_token_ids for request in requests]
+
+    @torch.inference_mode()
+    def next_token_logits(self, prefilled: Prefilled, codec: str, continuation: Sequence[int]) -> Tensor:
+        """[len(continuation), V]: after the prompt's blocks have gone through the codec, and these tokens behind it."""
+        start, num_tokens = len(prefilled.prompt), len(continuation)
+        request = Request(request_id=RequestId("0"), prompt_token_ids=[*prefilled.prompt, *continuation])
+        request.block_table = [BlockId(i) for i in range(-(-request.num_tokens // _BLOCK_SIZE))]
+        for index, block in enumerate(prefilled.blocks):
+            self._land(codec, block, prefilled.num_tokens[index], BlockId(index))
+        chunk = Chunk(request, start, num_tokens)
+        batch = build_batch([chunk], _BLOCK_SIZE, self._rope_table, torch.device("cpu"))
+        return self._model.logits(self._model.forward(batch, self._cache.data))
+
+    def _land(self, codec: str, block: bytes, num_tokens: int, place: BlockId) -> None:
+        payload = encode(codec, memoryview(block), self.layout)
+        header = BlockHeader(
+            kv_identity=_IDENTITY,
+            layout=self.layout,
+            key=_KEY,
+            num_tokens=num_tokens,
+            payload_bytes=payload.nbytes,
+            checksum=checksum_of(payload),
+            sender_epoch="lab",
+            codec=codec,
+        )
+        expected = Expected(kv_identity=_IDENTITY, layout=self.layout, key=_KEY, num_tokens=num_tokens)
+        verified = verify(Frame(pack(header), payload), expected)
+        self._cache.write(place, decode(verified, payload, self.layout))
+
+
+def _request(number: int, prompt: Sequence[int], num_tokens: int, awaits: set[str] | None = None) -> Request:
+    """Greedy, to the full length: no stop token ends it."""
+    return Request(
+        request_id=RequestId(str(number)),
+        prompt_token_ids=list(prompt),
+        sampling=SamplingParams(max_tokens=num_tokens),
+        awaits=set(awaits or ()),
+    )
