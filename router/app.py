@@ -8,17 +8,21 @@ from kvasir import __version__
 from kvasir.common.errors import ServingError
 from kvasir.common.metrics import Metrics
 from kvasir.router.auth import ApiKeys
+from kvasir.router.docs.openapi import openapi_document
+from kvasir.router.docs.page import docs_page
 from kvasir.router.guard import Guard
 from kvasir.router.metrics import RouterMetrics
 from kvasir.router.openai.api import OpenAIApi
 from kvasir.router.openai.errors import HttpError, error_response, json_response
 from kvasir.router.openai.responses.api import ResponsesApi
+from kvasir.router.openai.tokens import TokensApi
 from kvasir.router.types import Backend
 
 
 def create_app(
     api: OpenAIApi,
     responses: ResponsesApi,
+    tokens: TokensApi,
     backend: Backend,
     keys: ApiKeys,
     metrics: Metrics,
@@ -32,12 +36,15 @@ def create_app(
     app.add_route("/v1/completions", api.completions, methods=["POST"])
     app.add_route("/v1/chat/completions", api.chat_completions, methods=["POST"])
     app.add_route("/v1/responses", responses.create, methods=["POST"])
-    app.add_route("/v1/responses/{response_id}", responses.retrieve, methods=["GET"])
-    app.add_route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"])
+    app.add_route("/v1/responses/{response_id}", responses.one, methods=["GET", "DELETE"])
     app.add_route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"])
     app.add_route("/v1/responses/{response_id}/input_items", responses.input_items, methods=["GET"])
+    app.add_route("/tokenize", tokens.tokenize, methods=["POST"])
+    app.add_route("/detokenize", tokens.detokenize, methods=["POST"])
     app.add_route("/v1/models", api.models, methods=["GET"])
     app.add_route("/v1/models/{name:path}", api.model, methods=["GET"])
+
+    document = openapi_document()
 
     async def health(request: Request) -> Response:
         return json_response({"status": "alive"})
@@ -56,6 +63,15 @@ def create_app(
             return json_response({"status": "ready"})
         return json_response({"status": "not ready", "reason": reason}, 503, {"retry-after": "1"})
 
+    async def load(request: Request) -> Response:
+        return json_response({"server_load": router_metrics.num_in_flight})
+
+    async def openapi(request: Request) -> Response:
+        return json_response(document)
+
+    async def docs(request: Request) -> Response:
+        return Response(docs_page(document), headers={"content-type": "text/html; charset=utf-8"})
+
     async def version(request: Request) -> Response:
         return json_response({"version": __version__})
 
@@ -66,6 +82,9 @@ def create_app(
     app.add_route("/health", health, methods=["GET"])
     app.add_route("/ready", ready, methods=["GET"])
     app.add_route("/version", version, methods=["GET"])
+    app.add_route("/load", load, methods=["GET"])
+    app.add_route("/openapi.json", openapi, methods=["GET"])
+    app.add_route("/docs", docs, methods=["GET"])
     app.add_route("/metrics", show_metrics, methods=["GET"])
     return app
 

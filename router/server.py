@@ -20,6 +20,7 @@ from kvasir.router.openai.api import OpenAIApi
 from kvasir.router.openai.reading import habits_of
 from kvasir.router.openai.responses.api import ResponsesApi
 from kvasir.router.openai.responses.stores import response_store
+from kvasir.router.openai.tokens import TokensApi
 from kvasir.router.page.routes import add_page
 from kvasir.router.text.chat_renderer import ChatRenderer
 from kvasir.router.text.chat_template import ChatTemplate, find_template
@@ -68,7 +69,10 @@ async def serve(config: RouterConfig) -> None:
             grammars=grammars,
         )
         responses = ResponsesApi(api, store, owner_of)
-        app = create_app(api, responses, cluster.dispatcher, ApiKeys(config.api_key), metrics, router_metrics)
+        tokens = TokensApi(
+            cluster.dispatcher, tokenizer, renderer, model_names=names, max_request_bytes=config.max_request_bytes
+        )
+        app = create_app(api, responses, tokens, cluster.dispatcher, ApiKeys(config.api_key), metrics, router_metrics)
         add_page(app, cluster.pool, router_metrics.recent, lambda: cluster.queue.num_waiting)
         async with running_http_server(app, config.host, config.port, config.shutdown_grace_s) as server:
             stop.on_second = server.hurry

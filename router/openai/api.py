@@ -93,7 +93,7 @@ class OpenAIApi:
     ) -> Response:
         record = self._metrics.begin(endpoint)
         try:
-            body, num_unknown = parse_body(await read_body(request, self._max_request_bytes), kind)
+            body, num_unknown = await parse_body(await read_body(request, self._max_request_bytes), kind)
             self._metrics.unknown_fields(num_unknown)
             return await unless_gone(request.receive, self._answer(body, record, prepare))
         except (ClientDisconnect, ClientGone):

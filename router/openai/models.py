@@ -95,6 +95,8 @@ class GenerationBody(Body):
 
 
 class CompletionBody(GenerationBody):
+    model_config = ConfigDict(json_schema_extra={"required": ["model", "prompt"]})
+
     prompt: Prompt = None
     echo: bool | None = None
     max_tokens: Annotated[int, Field(ge=0, le=_INT32_MAX)] | None = None  # 0: the prompt alone, echoed and scored

@@ -1,5 +1,7 @@
 """Bytes to a request body, or an InvalidRequest that names the field at fault."""
 
+import asyncio
+import re
 import reprlib
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,6 +13,9 @@ from kvasir.common.errors import InvalidRequest
 from kvasir.router.openai.models import Body
 
 B = TypeVar("B", bound=Body)
+_SMALL_BYTES = 1 << 18  # parsed on the event loop: handing it to a thread would cost more
+_MAX_CONTAINERS = 200_000
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 # They change nothing here, as at OpenAI's own servers for most models.
 ACCEPTED = frozenset(
@@ -21,7 +26,7 @@ ACCEPTED = frozenset(
 # What would change the answer but cannot be had here, and which values of it ask for nothing.
 _ONLY_IF_EMPTY = (
     *("tools", "functions", "suffix", "use_beam_search", "documents", "audio", "prompt_embeds"),
-    *("prompt_logprobs", "truncate_prompt_tokens", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("truncate_prompt_tokens", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("logits_processors", "chat_template"),  # a template is a program: the operator's alone
 )
 UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
@@ -32,9 +37,16 @@ UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def parse_body(data: bytes, kind: type[B]) -> tuple[B, int]:
-    """The body, and how many fields of it nobody knows; those are ignored, as OpenAI's servers do."""
-    fields = _json_object(data)
+async def parse_body(data: bytes, kind: type[B]) -> tuple[B, int]:
+    """The body, and how many fields of it nobody knows; those are ignored, as OpenAI's servers do.
+
+    A large one does not keep other requests waiting.
+    """
+    return await asyncio.to_thread(_parse, data, kind) if len(data) > _SMALL_BYTES else _parse(data, kind)
+
+
+def _parse(data: bytes, kind: type[B]) -> tuple[B, int]:
+    fields = json_object(data)
     for name, asks_for_nothing in UNSUPPORTED.items():
         if name in kind.model_fields or fields.get(name) is None:
             continue
@@ -42,13 +54,20 @@ def parse_body(data: bytes, kind: type[B]) -> tuple[B, int]:
             instead = f"; use 'structured_outputs.{name[7:]}'" if name.startswith("guided_") else " yet"
             raise InvalidRequest(f"'{name}' is not supported{instead}", name, "unsupported_parameter")
     num_unknown = len(fields.keys() - kind.model_fields.keys() - ACCEPTED - UNSUPPORTED.keys())
+    return validated(fields, kind), num_unknown
+
+
+def validated(fields: dict[str, Any], kind: type[B]) -> B:
     try:
-        return kind.model_validate(fields), num_unknown
+        return kind.model_validate(fields)
     except ValidationError as error:
         raise first_problem(error) from None
 
 
-def _json_object(data: bytes) -> dict[str, Any]:
+def json_object(data: bytes) -> dict[str, Any]:
+    """Raises InvalidRequest also for what would take long to read: millions of small lists are no request."""
+    if _num_containers(data) > _MAX_CONTAINERS:
+        raise InvalidRequest(f"the body has more than {_MAX_CONTAINERS} lists and objects", code="invalid_json")
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -56,6 +75,15 @@ def _json_object(data: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequest("the request body must be a JSON object", code="invalid_json")
     return value
+
+
+def _num_containers(data: bytes) -> int:
+    """At most so many lists and objects; brackets within strings are looked at only where it matters."""
+    num_brackets = data.count(b"[") + data.count(b"{")
+    if num_brackets > _MAX_CONTAINERS:
+        for text in _STRING.finditer(data):
+            num_brackets -= data.count(b"[", *text.span()) + data.count(b"{", *text.span())
+    return num_brackets
 
 
 def first_problem(error: ValidationError) -> InvalidRequest:

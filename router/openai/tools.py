@@ -37,7 +37,9 @@ def tool_plan(body: ChatBody, format_name: str | None) -> ToolPlan:
         choice = choice.allowed_tools.mode
     if isinstance(choice, NamedTool):
         [tool] = _chosen(tools, [choice.function.name])
-        return ToolPlan(_shown(tools), partial(OneCall, [tool.function.name]), json_schema_grammar(_schema(tool)), True)
+        return ToolPlan(
+            shown_tools(tools), partial(OneCall, [tool.function.name]), json_schema_grammar(_schema(tool)), True
+        )
     if choice == "none":
         return ToolPlan()
     if not tools:
@@ -46,12 +48,12 @@ def tool_plan(body: ChatBody, format_name: str | None) -> ToolPlan:
     one_call = body.parallel_tool_calls is False
     if choice == "required":
         grammar = json_schema_grammar(_schema_of_calls(tools, one_call))
-        return ToolPlan(_shown(tools), partial(ListOfCalls, names), grammar, one_call)
+        return ToolPlan(shown_tools(tools), partial(ListOfCalls, names), grammar, one_call)
     if format_name is None:
         message = "this router cannot tell calls of tools from text: it wants --tool-call-parser for its model, and"
         message += " --enable-auto-tool-choice; a 'tool_choice' of 'required' or a function can be had"
         raise InvalidRequest(message, "tool_choice", "unsupported_parameter")
-    return ToolPlan(_shown(tools), partial(TOOL_FORMATS[format_name], names), None, one_call)
+    return ToolPlan(shown_tools(tools), partial(TOOL_FORMATS[format_name], names), None, one_call)
 
 
 def _chosen(tools: Sequence[ToolBody], names: Sequence[str]) -> list[ToolBody]:
@@ -62,7 +64,7 @@ def _chosen(tools: Sequence[ToolBody], names: Sequence[str]) -> list[ToolBody]:
     return [by_name[name] for name in names]
 
 
-def _shown(tools: Sequence[ToolBody]) -> tuple[dict[str, Any], ...]:
+def shown_tools(tools: Sequence[ToolBody]) -> tuple[dict[str, Any], ...]:
     return tuple({"type": "function", "function": _shown_function(tool.function)} for tool in tools)
 
 

@@ -53,6 +53,10 @@ class TextTokenizer:
         """Models pad their vocabulary: an id without a token has no text."""
         return self._bytes[token_id] if token_id < len(self._bytes) else b""
 
+    def name_of(self, token_id: int) -> str:
+        """As the vocabulary has it: 'Ġhi'."""
+        return str(self._tokenizer.id_to_token(token_id) or "")
+
     def decode(self, token_ids: list[int]) -> str:
         """Special tokens included."""
         return b"".join(map(self.bytes_of, token_ids)).decode(errors="replace")

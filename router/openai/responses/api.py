@@ -100,7 +100,10 @@ class ResponsesApi:
         prepare = partial(self._prepare, self._owner_of(request.headers))
         return await self._api.serve(request, "responses", ResponsesBody, prepare)
 
-    async def retrieve(self, request: Request) -> Response:
+    async def one(self, request: Request) -> Response:
+        return await (self._delete(request) if request.method == "DELETE" else self._retrieve(request))
+
+    async def _retrieve(self, request: Request) -> Response:
         if request.query_params.get("stream", "false").lower() not in ("false", "0"):
             return error_response(_unsupported("stream", "a stored response is not streamed again"))
         return await self._with_stored(request, lambda stored: stored.response)
@@ -108,7 +111,7 @@ class ResponsesApi:
     async def input_items(self, request: Request) -> Response:
         return await self._with_stored(request, lambda stored: _list_of(stored.input_items, request.query_params))
 
-    async def delete(self, request: Request) -> Response:
+    async def _delete(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]
         try:
             if not await self._store.delete(self._owner_of(request.headers), response_id):

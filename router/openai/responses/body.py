@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from kvasir.router.openai.models import MAX_TOOLS, Body, GenerationBody, ToolName
+from kvasir.router.openai.shapes import ResponseInput
 
 _INT32_MAX = 2**31 - 1
 Metadata = Annotated[
@@ -56,7 +57,9 @@ class ReasoningOptions(Body):
 
 
 class ResponsesBody(GenerationBody):
-    input: Any = None  # a string or a list of items
+    model_config = ConfigDict(json_schema_extra={"required": ["model", "input"]})
+
+    input: ResponseInput = None
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(max_length=256)] | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=_INT32_MAX)] | None = None

@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 import pytest_asyncio
+from fastapi import FastAPI
 
 from kvasir.common.metrics import Metrics
 from kvasir.router.app import create_app
@@ -20,11 +21,13 @@ from kvasir.router.openai.api import OpenAIApi
 from kvasir.router.openai.reading import ModelHabits
 from kvasir.router.openai.responses.api import ResponsesApi
 from kvasir.router.openai.responses.store import MemoryResponseStore
+from kvasir.router.openai.tokens import TokensApi
 from kvasir.router.text.chat_renderer import ChatRenderer
 from kvasir.router.text.chat_template import ChatTemplate
 from kvasir.router.types import ClusterLimits, RoutedRequest
 from tests.fake_dispatcher import FakeDispatcher, Step, play
 from tests.tokenizers import SPECIAL_TOKENS, byte_level, save_byte_level
+from tests.unit.router.openai.documented import check_answer
 
 TOKENIZER = byte_level()
 TEMPLATE = (
@@ -49,12 +52,18 @@ def ids(text: str) -> list[int]:
 class Router:
     """A running router, and the ways to ask it."""
 
-    def __init__(self, port: int, dispatcher: FakeDispatcher, key: str) -> None:
+    def __init__(self, app: FastAPI, port: int, dispatcher: FakeDispatcher, key: str) -> None:
+        self.app = app
         self.url = f"http://127.0.0.1:{port}"
         self.port = port
         self.dispatcher = dispatcher
         self.key = key
-        self.http = httpx.AsyncClient(base_url=self.url, timeout=20, headers={"authorization": f"Bearer {key}"})
+        self.http = httpx.AsyncClient(
+            base_url=self.url,
+            timeout=20,
+            headers={"authorization": f"Bearer {key}"},
+            event_hooks={"response": [check_answer]},
+        )
         self.openai = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20)
 
     async def post(self, path: str, **body: object) -> httpx.Response:
@@ -88,10 +97,11 @@ async def running_router(
     grammars = GrammarChecker(save_byte_level(Path(folder.name)), num_workers=1)
     metrics = Metrics({"model_name": "m"})
     router_metrics = RouterMetrics(metrics)
+    renderer = ChatRenderer(ChatTemplate(TEMPLATE, SPECIAL_TOKENS), trusts_requests=trusts_requests)
     api = OpenAIApi(
         dispatcher,
         TOKENIZER,
-        ChatRenderer(ChatTemplate(TEMPLATE, SPECIAL_TOKENS), trusts_requests=trusts_requests),
+        renderer,
         router_metrics,
         model_names=["m", "org/m"],
         max_request_bytes=max_request_bytes,
@@ -100,9 +110,12 @@ async def running_router(
         grammars=grammars,
     )
     store = MemoryResponseStore(ttl_s=60, max_bytes=1 << 20)
-    app = create_app(api, ResponsesApi(api, store, owner_of), dispatcher, ApiKeys(api_keys), metrics, router_metrics)
+    tokens = TokensApi(dispatcher, TOKENIZER, renderer, model_names=["m", "org/m"], max_request_bytes=max_request_bytes)
+    app = create_app(
+        api, ResponsesApi(api, store, owner_of), tokens, dispatcher, ApiKeys(api_keys), metrics, router_metrics
+    )
     async with running_http_server(app, "127.0.0.1", 0, grace_s=1) as server:
-        router = Router(server.port, dispatcher, api_keys[0] if api_keys else "none")
+        router = Router(app, server.port, dispatcher, api_keys[0] if api_keys else "none")
         try:
             yield router
         finally:

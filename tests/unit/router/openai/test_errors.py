@@ -3,7 +3,15 @@
 import pytest
 
 from kvasir.common.errors import InvalidRequest, NumericalError, Overloaded, ServingError
-from kvasir.router.openai.errors import STATUS, HttpError, ModelNotFound, error_body, error_response, status_of
+from kvasir.router.openai.errors import (
+    STATUS,
+    HttpError,
+    ModelNotFound,
+    StoreUnavailable,
+    error_body,
+    error_response,
+    status_of,
+)
 
 
 def all_subclasses(cls: type) -> set[type]:
@@ -13,7 +21,7 @@ def all_subclasses(cls: type) -> set[type]:
 
 def test_every_serving_error_has_a_status() -> None:
     ours = {cls for cls in all_subclasses(ServingError) if cls.__module__ == ServingError.__module__}
-    assert ours | {ServingError} == STATUS.keys()
+    assert ours | {ServingError, StoreUnavailable} == STATUS.keys()
 
 
 @pytest.mark.parametrize(
