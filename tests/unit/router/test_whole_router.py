@@ -11,12 +11,16 @@ import pytest
 
 from kvasir.proto import common_pb2
 from kvasir.router.app import create_app
-from kvasir.router.auth import ApiKeys
+from kvasir.router.auth import ApiKeys, owner_of
 from kvasir.router.grammar.checker import GrammarChecker
 from kvasir.router.http_server import running_http_server
 from kvasir.router.metrics import RouterMetrics
 from kvasir.router.openai.api import OpenAIApi
 from kvasir.router.openai.reading import ModelHabits
+from kvasir.router.openai.responses.api import ResponsesApi
+from kvasir.router.openai.responses.store import MemoryResponseStore
+from kvasir.router.openai.tokens import TokensApi
+from kvasir.router.text.chat_renderer import ChatRenderer
 from tests.fake_cluster import FakeCluster, fake_cluster, until
 from tests.fake_node import expected_tokens
 from tests.unit.router.openai.conftest import TOKENIZER, ids
@@ -26,10 +30,11 @@ from tests.unit.router.openai.conftest import TOKENIZER, ids
 async def whole_router(**config: Any) -> AsyncIterator[tuple[httpx.AsyncClient, FakeCluster]]:
     async with fake_cluster(config=config) as cluster:
         metrics = RouterMetrics(cluster.metrics)  # beside the dispatcher's own: no name is taken twice
+        renderer = ChatRenderer(None)
         api = OpenAIApi(
             cluster.dispatcher,
             TOKENIZER,
-            None,
+            renderer,
             metrics,
             model_names=["m"],
             max_request_bytes=1 << 20,
@@ -37,7 +42,9 @@ async def whole_router(**config: Any) -> AsyncIterator[tuple[httpx.AsyncClient, 
             habits=ModelHabits(),
             grammars=GrammarChecker(Path("tokenizer.json")),
         )
-        app = create_app(api, cluster.dispatcher, ApiKeys([]), cluster.metrics, metrics)
+        responses = ResponsesApi(api, MemoryResponseStore(ttl_s=60, max_bytes=1 << 20), owner_of)
+        tokens = TokensApi(cluster.dispatcher, TOKENIZER, renderer, model_names=["m"], max_request_bytes=1 << 20)
+        app = create_app(api, responses, tokens, cluster.dispatcher, ApiKeys([]), cluster.metrics, metrics)
         async with (
             running_http_server(app, "127.0.0.1", 0, grace_s=1) as server,
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as client,
