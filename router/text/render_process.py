@@ -14,9 +14,9 @@ from jinja2 import TemplateError
 from kvasir.common.errors import InvalidRequest
 from kvasir.router.text.chat_template import Arguments, ChatTemplate
 
-_MAX_MEMORY_BYTES = 1 << 30
+_MAX_MEMORY_BYTES = 512 << 20
 _MAX_CPU_S = 30
-_MAX_TEXT_CHARS = 64 << 20
+_MAX_TEXT_CHARS = 32 << 20
 
 
 def main() -> None:

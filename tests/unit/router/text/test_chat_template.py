@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvasir.common.errors import InvalidRequest
-from kvasir.router.text.chat_template import ChatTemplate, find_template
+from kvasir.router.text.chat_template import Arguments, ChatTemplate, find_template
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<{{ message.role }}>{{ message.content }}</s>\n{% endfor %}"
@@ -89,3 +89,34 @@ def test_a_template_file_goes_before_the_tokenizers_settings(tmp_path: Path) -> 
     assert find_template(tmp_path) == "c"
     (tmp_path / "chat_template.jinja").write_text("j")
     assert find_template(tmp_path) == "j"
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": Arguments({"city": "Zürich", "n": [1]})}}
+CALLED = [*HI, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        "{{ a }}",
+        "{{ a | tojson }}",
+        "{{ '' ~ a }}",
+        "{{ '' + a }}",
+        "{{ a + '' }}",
+        "{{ a | string }}",
+        "{% if a is string %}{{ a }}{% else %}{{ a | tojson }}{% endif %}",
+        '{"city": "{{ a.city }}", "n": {{ a["n"] }}}',
+        '{% for k, v in a.items() %}{{ "{" if loop.first else ", " }}"{{ k }}": {{ v | tojson }}{% endfor %}}',
+    ],
+)
+def test_arguments_are_a_mapping_and_a_text_of_json(show: str) -> None:
+    """Templates disagree on what they are; each gets single-level JSON."""
+    source = "{% set a = messages[-1].tool_calls[0].function.arguments %}" + show
+    assert render(source, CALLED) == '{"city": "Zürich", "n": [1]}'
+
+
+def test_tools_are_there_or_none() -> None:
+    assert render("{{ tools is none }}") == "True"
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert render("{{ tools[0].function.name }}", tools=[tool]) == "f"
+    assert render("{{ tools is none }}", template_kwargs={"tools": [tool]}) == "True"
