@@ -4,6 +4,9 @@ import base64
 import hmac
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from pathlib import Path
+
+from kvasir.router.tenants.tenant import NO_LIMITS, Limits, Tenant, read_tenants, tenant_of_key
 
 # What a load balancer asks for. Compared with the path as it came: no prefix, no normalizing.
 OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
@@ -12,21 +15,24 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
 class ApiKeys:
     """Only digests are kept; a comparison takes the same time whatever is right of the key."""
 
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._digests = [sha256(key.encode()).digest() for key in keys]
+    def __init__(self, tenants: Sequence[Tenant], limits: Limits = NO_LIMITS) -> None:
+        """Without tenants anybody may ask, all of them together within `limits`."""
+        self._tenants = tuple(tenants)
+        self._anybody = Tenant("anybody", limits=limits)
 
-    def allow(self, path: str, headers: Mapping[str, str]) -> bool:
-        if not self._digests or path in OPEN_PATHS:
-            return True
+    def tenant(self, path: str, headers: Mapping[str, str]) -> Tenant | None:
+        """Whose key it is; None if it is nobody's."""
+        if not self._tenants or path in OPEN_PATHS:
+            return self._anybody
         digest = sha256(key_in(headers)).digest()
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return any(matches)
+        matches = [tenant for tenant in self._tenants if hmac.compare_digest(digest, tenant.digest)]
+        return matches[0] if matches else None
 
 
-def owner_of(headers: Mapping[str, str]) -> str:
-    """Tells those who ask with different keys apart, and no key."""
-    key = key_in(headers)
-    return sha256(b"owner:" + key).hexdigest()[:32] if key else ""
+def api_keys(keys: Sequence[str], limits: Limits = NO_LIMITS, path: Path | None = None) -> ApiKeys:
+    """Keys as they are, and those of a file of digests. ValueError if that file is not as it should be."""
+    tenants = [tenant_of_key(key, limits) for key in keys]
+    return ApiKeys(tenants + ([] if path is None else read_tenants(path, limits)), limits)
 
 
 def key_in(headers: Mapping[str, str]) -> bytes:

@@ -32,6 +32,14 @@ class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
     response_store_ttl_s: float = Field(default=3600.0 * 24, gt=0, description="How long responses are stored.")
     response_store_bytes: int = Field(default=256 << 20, gt=0, description="In memory, the oldest make room.")
     api_key: Words = Field(default=[], description="Keys that clients must send one of; empty: anybody may ask.")
+    api_key_file: Path | None = Field(
+        default=None, description="More keys: a YAML list of {name, sha256, and limits of its own}."
+    )
+    requests_per_minute: int = Field(default=0, ge=0, description="Of one key, unless its entry says; 0: no limit.")
+    tokens_per_minute: int = Field(default=0, ge=0, description="Of one key, prompts and answers; 0: no limit.")
+    max_concurrent_requests: int = Field(default=0, ge=0, description="Of one key at once; 0: no limit.")
+    limits_redis_url: str = Field(default="", description="Redis that several routers keep these limits in.")
+    isolate_tenants: bool = Field(default=False, description="No key's prompts find what those of another have cached.")
     max_request_bytes: int = Field(default=32 << 20, gt=0, description="Longest HTTP body; more is answered with 413.")
     max_grammar_bytes: int = Field(default=1 << 20, gt=0, description="Longest schema, pattern or grammar of a client.")
     grammar_timeout_s: float = Field(default=1.5, gt=0, description="One that takes longer to compile is refused.")

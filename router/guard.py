@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvasir.router.auth import ApiKeys
 from kvasir.router.metrics import RouterMetrics
 from kvasir.router.openai.errors import HttpError, current_request_id, error_response
+from kvasir.router.tenants.tenant import current_tenant
 
 _MAX_REQUEST_ID_CHARS = 128
 
@@ -35,9 +36,11 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             await send(message)
 
-        if not self._keys.allow(scope["path"], headers):
+        tenant = self._keys.tenant(scope["path"], headers)
+        if tenant is None:
             await error_response(_unauthorized(scope["path"]))(scope, receive, send_with_id)
             return
+        current_tenant.set(tenant)
         try:
             await self._app(scope, receive, send_with_id)
         except Exception as error:

@@ -27,6 +27,12 @@ class RouterMetrics:
         self.unknown_fields = metrics.counter(
             "kvasir:router_unknown_fields", "Fields of request bodies that nobody knows, and that were ignored."
         )
+        self.limited = metrics.counter(
+            "kvasir:router_requests_limited", "Requests refused by a limit of their key.", ["tenant", "limit"]
+        )
+        self.limits_failures = metrics.counter(
+            "kvasir:router_limits_failures", "Times that the Redis of the limits did not answer; nothing was limited."
+        )
         self.prompt_tokens = metrics.counter("vllm:prompt_tokens", "Prompt tokens of requests that gave a token.")
         self.cached_tokens = metrics.counter("vllm:prompt_tokens_cached", "Prompt tokens that no node had to compute.")
         self.generation_tokens = metrics.counter("vllm:generation_tokens", "Generated tokens.")

@@ -10,7 +10,7 @@ from pathlib import Path
 from kvasir.common.metrics import Metrics
 from kvasir.common.secrets import cluster_secret
 from kvasir.router.app import create_app
-from kvasir.router.auth import ApiKeys, owner_of
+from kvasir.router.auth import api_keys
 from kvasir.router.cluster import running_cluster
 from kvasir.router.config import RouterConfig
 from kvasir.router.grammar.checker import GrammarChecker
@@ -22,6 +22,11 @@ from kvasir.router.openai.responses.api import ResponsesApi
 from kvasir.router.openai.responses.stores import response_store
 from kvasir.router.openai.tokens import TokensApi
 from kvasir.router.page.routes import add_page
+from kvasir.router.tenants.backend import TenantBackend
+from kvasir.router.tenants.budgets import MemoryBudgets
+from kvasir.router.tenants.limiter import Limiter
+from kvasir.router.tenants.redis_budgets import RedisBudgets
+from kvasir.router.tenants.tenant import Limits
 from kvasir.router.text.chat_renderer import ChatRenderer
 from kvasir.router.text.chat_template import ChatTemplate, find_template
 from kvasir.router.text.tokenizer import TextTokenizer
@@ -49,11 +54,24 @@ async def serve(config: RouterConfig) -> None:
         config.response_store_url, ttl_s=config.response_store_ttl_s, max_bytes=config.response_store_bytes
     )
     metrics = Metrics({"model_name": names[0]})
+    limits = Limits(
+        requests_per_minute=config.requests_per_minute,
+        tokens_per_minute=config.tokens_per_minute,
+        max_concurrent_requests=config.max_concurrent_requests,
+    )
+    keys = api_keys(config.api_key, limits, config.api_key_file)
     router_metrics = RouterMetrics(metrics)
+    limiter = Limiter(
+        RedisBudgets(config.limits_redis_url, on_failure=router_metrics.limits_failures)
+        if config.limits_redis_url
+        else MemoryBudgets(),
+        config.request_timeout_s,
+        lambda tenant, what: router_metrics.limited(tenant=tenant, limit=what),
+    )
     stop = _StopSignals()
     async with running_cluster(config, secret, metrics) as cluster:
         api = OpenAIApi(
-            cluster.dispatcher,
+            TenantBackend(cluster.dispatcher, limiter, isolates=config.isolate_tenants),
             tokenizer,
             renderer,
             router_metrics,
@@ -68,17 +86,18 @@ async def serve(config: RouterConfig) -> None:
             ),
             grammars=grammars,
         )
-        responses = ResponsesApi(api, store, owner_of)
+        responses = ResponsesApi(api, store)
         tokens = TokensApi(
             cluster.dispatcher, tokenizer, renderer, model_names=names, max_request_bytes=config.max_request_bytes
         )
-        app = create_app(api, responses, tokens, cluster.dispatcher, ApiKeys(config.api_key), metrics, router_metrics)
+        app = create_app(api, responses, tokens, cluster.dispatcher, keys, metrics, router_metrics)
         add_page(app, cluster.pool, router_metrics.recent, lambda: cluster.queue.num_waiting)
         async with running_http_server(app, config.host, config.port, config.shutdown_grace_s) as server:
             stop.on_second = server.hurry
             log.info("serving %s on http://%s:%d", ", ".join(names), config.host, server.port)
             await stop.first.wait()
             log.info("stopping: requests that run may end within %g s", config.shutdown_grace_s)
+    await limiter.close()
     await grammars.close()
     await store.close()
     renderer.close()

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from kvasir.common.errors import InvalidRequest, Overloaded
 from kvasir.router.metrics import RequestRecord
 from kvasir.router.openai.best_of import best_choices
-from kvasir.router.openai.errors import current_request_id, error_body, status_of
+from kvasir.router.openai.errors import HttpError, current_request_id, error_body, status_of
 from kvasir.router.openai.generation import ChoiceDelta
 from kvasir.router.openai.sse import DONE, event
 
@@ -183,6 +183,8 @@ async def recorded(
 
 
 def outcome_of(error: Exception) -> str:
+    if isinstance(error, HttpError):
+        return "overloaded" if error.status == 429 else "invalid"
     if isinstance(error, InvalidRequest):
         return "invalid"
     return "overloaded" if isinstance(error, Overloaded) else "error"

@@ -1,8 +1,11 @@
 """The generation endpoints: what both do, from the bytes of a request to its answer."""
 
+import math
+import reprlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -95,6 +98,8 @@ class OpenAIApi:
         try:
             body, num_unknown = await parse_body(await read_body(request, self._max_request_bytes), kind)
             self._metrics.unknown_fields(num_unknown)
+            if body.timeout is None:
+                body = body.model_copy(update={"timeout": timeout_of(request.headers)})
             return await unless_gone(request.receive, self._answer(body, record, prepare))
         except (ClientDisconnect, ClientGone):
             record.end("abort")
@@ -208,6 +213,17 @@ class OpenAIApi:
             "parent": None,
             "max_model_len": max_model_len,
         }
+
+
+def timeout_of(headers: Mapping[str, str]) -> float | None:
+    """Seconds for the whole answer, for those who set headers more easily than fields."""
+    text = headers.get("x-request-timeout")
+    if text is None:
+        return None
+    with suppress(ValueError):
+        if 0 < (timeout_s := float(text)) < math.inf:
+            return timeout_s
+    raise InvalidRequest(f"x-request-timeout must be seconds, got {reprlib.repr(text)}", "timeout", "invalid_value")
 
 
 async def _rejoined(first: ChoiceDelta, rest: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[ChoiceDelta, None]:

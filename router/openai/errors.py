@@ -48,14 +48,20 @@ STATUS: dict[type[ServingError], tuple[int, str, str | None]] = {
 
 
 class HttpError(Exception):
-    """A fault in the request that is not about its fields: key, route, method, size."""
+    """A fault in the request that is not about its fields: key, route, method, size, how often."""
 
     def __init__(
-        self, status: int, message: str, code: str | None = None, headers: Mapping[str, str] | None = None
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        kind: str = "invalid_request_error",
     ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
+        self.kind = kind
         self.headers = dict(headers or {})
 
 
@@ -67,7 +73,7 @@ class ModelNotFound(InvalidRequest):
 def error_body(error: Exception) -> dict[str, Any]:
     """Says nothing about the inside where the error is none that we know."""
     if isinstance(error, HttpError):
-        return _body(str(error), "invalid_request_error", None, error.code)
+        return _body(str(error), error.kind, None, error.code)
     if isinstance(error, ServingError):
         _, kind, code = _entry(error)
         if isinstance(error, InvalidRequest):

@@ -63,6 +63,7 @@ class GenerationBody(Body):
 
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=_INT32_MAX)] | None = None
+    timeout: Annotated[Finite, Field(gt=0)] | None = None  # seconds for the whole answer
 
     @property
     def num_choices(self) -> int:

@@ -30,6 +30,7 @@ def routed_requests(
             num_sequences=body.num_sequences,
             cache_salt=body.cache_salt or "",
             priority=body.priority or 0,
+            deadline_s=body.timeout,
         )
         requests.append(request)
     return requests

@@ -42,6 +42,9 @@ class Limiter:
         self._max_request_s = max_request_s  # a place that nobody gives back is free after this
         self._on_refusal = on_refusal
 
+    async def close(self) -> None:
+        await self._budgets.close()
+
     async def limited(
         self, tenant: Tenant, num_prompt_tokens: int, deltas: AsyncGenerator[D, None]
     ) -> AsyncGenerator[D, None]:

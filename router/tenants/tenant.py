@@ -20,11 +20,19 @@ class Limits:
     max_concurrent_requests: int = 0
 
 
+NO_LIMITS = Limits()
+
+
 @dataclass(frozen=True, slots=True)
 class Tenant:
     name: str
     digest: bytes = b""  # SHA-256 of the key
-    limits: Limits = Limits()
+    limits: Limits = NO_LIMITS
+
+    @property
+    def owner(self) -> str:
+        """Tells what belongs to one tenant from what belongs to another; says nothing of the key."""
+        return sha256(b"owner:" + self.digest).hexdigest()[:32]
 
     def salted(self, cache_salt: str) -> str:
         """The same for nobody else: what one tenant has cached, no other can find, or time."""

@@ -28,6 +28,7 @@ from kvasir.router.openai.responses.request import chat_body, named_as_given
 from kvasir.router.openai.responses.store import ResponseStore, StoredResponse
 from kvasir.router.openai.responses.writer import ResponseWriter
 from kvasir.router.openai.sse import event
+from kvasir.router.tenants.tenant import current_tenant
 
 log = logging.getLogger(__name__)
 
@@ -89,15 +90,12 @@ class Kept:
 
 
 class ResponsesApi:
-    """`owner_of`: whose responses a request may see, by its headers."""
-
-    def __init__(self, api: OpenAIApi, store: ResponseStore, owner_of: Callable[[Mapping[str, str]], str]) -> None:
+    def __init__(self, api: OpenAIApi, store: ResponseStore) -> None:
         self._api = api
         self._store = store
-        self._owner_of = owner_of
 
     async def create(self, request: Request) -> Response:
-        prepare = partial(self._prepare, self._owner_of(request.headers))
+        prepare = partial(self._prepare, current_tenant.get().owner)
         return await self._api.serve(request, "responses", ResponsesBody, prepare)
 
     async def one(self, request: Request) -> Response:
@@ -114,7 +112,7 @@ class ResponsesApi:
     async def _delete(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]
         try:
-            if not await self._store.delete(self._owner_of(request.headers), response_id):
+            if not await self._store.delete(current_tenant.get().owner, response_id):
                 raise _not_found(response_id)
         except Exception as error:
             return error_response(error)
@@ -132,7 +130,7 @@ class ResponsesApi:
     async def _with_stored(self, request: Request, show: Callable[[StoredResponse], dict[str, Any]]) -> Response:
         response_id = request.path_params["response_id"]
         try:
-            stored = await self._store.get(self._owner_of(request.headers), response_id)
+            stored = await self._store.get(current_tenant.get().owner, response_id)
             if stored is None:
                 raise _not_found(response_id)
             return json_response(show(stored))

@@ -11,7 +11,7 @@ import pytest
 
 from kvasir.proto import common_pb2
 from kvasir.router.app import create_app
-from kvasir.router.auth import ApiKeys, owner_of
+from kvasir.router.auth import api_keys as keys_of
 from kvasir.router.grammar.checker import GrammarChecker
 from kvasir.router.http_server import running_http_server
 from kvasir.router.metrics import RouterMetrics
@@ -42,9 +42,9 @@ async def whole_router(**config: Any) -> AsyncIterator[tuple[httpx.AsyncClient, 
             habits=ModelHabits(),
             grammars=GrammarChecker(Path("tokenizer.json")),
         )
-        responses = ResponsesApi(api, MemoryResponseStore(ttl_s=60, max_bytes=1 << 20), owner_of)
+        responses = ResponsesApi(api, MemoryResponseStore(ttl_s=60, max_bytes=1 << 20))
         tokens = TokensApi(cluster.dispatcher, TOKENIZER, renderer, model_names=["m"], max_request_bytes=1 << 20)
-        app = create_app(api, responses, tokens, cluster.dispatcher, ApiKeys([]), cluster.metrics, metrics)
+        app = create_app(api, responses, tokens, cluster.dispatcher, keys_of([]), cluster.metrics, metrics)
         async with (
             running_http_server(app, "127.0.0.1", 0, grace_s=1) as server,
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as client,

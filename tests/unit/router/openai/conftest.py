@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from kvasir.common.metrics import Metrics
 from kvasir.router.app import create_app
-from kvasir.router.auth import ApiKeys, owner_of
+from kvasir.router.auth import api_keys as keys_of
 from kvasir.router.grammar.checker import GrammarChecker
 from kvasir.router.http_server import running_http_server
 from kvasir.router.metrics import RouterMetrics
@@ -22,6 +22,10 @@ from kvasir.router.openai.reading import ModelHabits
 from kvasir.router.openai.responses.api import ResponsesApi
 from kvasir.router.openai.responses.store import MemoryResponseStore
 from kvasir.router.openai.tokens import TokensApi
+from kvasir.router.tenants.backend import TenantBackend
+from kvasir.router.tenants.budgets import MemoryBudgets
+from kvasir.router.tenants.limiter import Limiter
+from kvasir.router.tenants.tenant import NO_LIMITS, Limits
 from kvasir.router.text.chat_renderer import ChatRenderer
 from kvasir.router.text.chat_template import ChatTemplate
 from kvasir.router.types import ClusterLimits, RoutedRequest
@@ -91,6 +95,8 @@ async def running_router(
     max_request_bytes: int = 1 << 20,
     habits: ModelHabits = ModelHabits(),  # noqa: B008, it is frozen
     trusts_requests: bool = False,
+    key_limits: Limits = NO_LIMITS,
+    isolates_tenants: bool = False,
 ) -> AsyncIterator[Router]:
     dispatcher = FakeDispatcher(limits, script)
     folder = tempfile.TemporaryDirectory()
@@ -98,8 +104,9 @@ async def running_router(
     metrics = Metrics({"model_name": "m"})
     router_metrics = RouterMetrics(metrics)
     renderer = ChatRenderer(ChatTemplate(TEMPLATE, SPECIAL_TOKENS), trusts_requests=trusts_requests)
+    limiter = Limiter(MemoryBudgets(), 600, lambda tenant, what: router_metrics.limited(tenant=tenant, limit=what))
     api = OpenAIApi(
-        dispatcher,
+        TenantBackend(dispatcher, limiter, isolates=isolates_tenants),
         TOKENIZER,
         renderer,
         router_metrics,
@@ -112,7 +119,7 @@ async def running_router(
     store = MemoryResponseStore(ttl_s=60, max_bytes=1 << 20)
     tokens = TokensApi(dispatcher, TOKENIZER, renderer, model_names=["m", "org/m"], max_request_bytes=max_request_bytes)
     app = create_app(
-        api, ResponsesApi(api, store, owner_of), tokens, dispatcher, ApiKeys(api_keys), metrics, router_metrics
+        api, ResponsesApi(api, store), tokens, dispatcher, keys_of(api_keys, key_limits), metrics, router_metrics
     )
     async with running_http_server(app, "127.0.0.1", 0, grace_s=1) as server:
         router = Router(app, server.port, dispatcher, api_keys[0] if api_keys else "none")

@@ -1,0 +1,35 @@
+"""The dispatching half as one tenant sees it: within its limits and, if wanted, beside all others' prefix caches."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import cast
+
+from kvasir.router.tenants.limiter import Limiter
+from kvasir.router.tenants.tenant import current_tenant
+from kvasir.router.types import Backend, ClusterLimits, RoutedRequest, Stops, TokenDelta
+
+
+class TenantBackend:
+    """A `Backend` over another. Each prompt of a client's request counts as a request."""
+
+    def __init__(self, backend: Backend, limiter: Limiter, *, isolates: bool) -> None:
+        self._backend = backend
+        self._limiter = limiter
+        self._isolates = isolates
+
+    @property
+    def is_ready(self) -> bool:
+        return self._backend.is_ready
+
+    def has_joined(self, num_prefill: int, num_decode: int) -> bool:
+        return self._backend.has_joined(num_prefill, num_decode)
+
+    def limits(self) -> ClusterLimits:
+        return self._backend.limits()
+
+    def generate(self, request: RoutedRequest, stops: Stops | None = None) -> AsyncGenerator[TokenDelta, None]:
+        tenant = current_tenant.get()
+        if self._isolates:
+            request = replace(request, cache_salt=tenant.salted(request.cache_salt))
+        deltas = cast(AsyncGenerator[TokenDelta, None], self._backend.generate(request, stops))
+        return self._limiter.limited(tenant, len(request.prompt_token_ids), deltas)
