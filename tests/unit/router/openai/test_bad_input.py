@@ -9,8 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvasir.common.errors import InvalidRequest
 from kvasir.router.openai.models import ChatBody, CompletionBody
-from kvasir.router.openai.parsing import UNSUPPORTED
+from kvasir.router.openai.parsing import UNSUPPORTED, json_object
+from kvasir.router.openai.responses.body import ResponsesBody
+from kvasir.router.openai.tokens import DetokenizeBody, TokenizeChatBody
 from tests.unit.router.openai.conftest import Router, running_router, saying
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -250,17 +253,41 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-FIELDS = sorted(CompletionBody.model_fields.keys() | ChatBody.model_fields.keys() | UNSUPPORTED.keys())
+BODIES = {
+    "/v1/completions": CompletionBody,
+    "/v1/chat/completions": ChatBody,
+    "/v1/responses": ResponsesBody,
+    "/tokenize": TokenizeChatBody,
+    "/detokenize": DetokenizeBody,
+}
+FIELDS = sorted(UNSUPPORTED.keys() | {name for body in BODIES.values() for name in body.model_fields})
+item_values = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["message", "reasoning", "function_call", "function_call_output", "input_text"]),
+        "role": st.sampled_from(["user", "assistant", "tool", "system"]),
+        **dict.fromkeys(("content", "name", "arguments", "call_id", "output", "summary", "tool_calls"), json_values),
+    },
+)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=4),
-    st.sampled_from(["completions", "chat/completions"]),
+    st.dictionaries(st.sampled_from(FIELDS), json_values | st.lists(item_values, max_size=3), max_size=4),
+    st.sampled_from(sorted(BODIES)),
 )
 async def test_any_values_at_all_are_an_answer_or_a_400(router: Router, fields: dict[str, Any], path: str) -> None:
-    body = {"model": "m", "prompt": "p", "messages": MESSAGES, "max_tokens": 3, **fields}
-    response = await router.http.post(f"/v1/{path}", content=json.dumps(body).encode())
+    body = {"model": "m", "prompt": "p", "messages": MESSAGES, "input": "p", "tokens": [1], "max_tokens": 3, **fields}
+    response = await router.http.post(path, content=json.dumps(body).encode())
     assert response.status_code in (200, 400, 404), (body, response.text)
     if response.status_code != 200:
         check(response, response.status_code)
+
+
+async def test_millions_of_small_lists_are_refused_before_they_are_read() -> None:
+    with pytest.raises(InvalidRequest, match="lists and objects"):
+        json_object(b'{"prompt": [' + b"[],".join([b""] * 200_002) + b"[]]}")
+    text = '{"' + '[{\\"' * 250_000 + '": 1}'  # brackets in a text are text
+    assert len(json_object(text.encode())) == 1
+    with pytest.raises(InvalidRequest, match="not valid JSON"):
+        json_object(b'{"a": "' + b"[" * 300_000)
