@@ -188,3 +188,24 @@ def test_slow_transfers_into_a_cache_that_is_too_small_for_all(
         ask(small_decode, script)
     assert rose[FETCHED] >= 3 * (9 + 13 + 9 + 32)
     wait_until(lambda: decode.metrics()["kvasir:free_blocks"] == total, 30, "every block is free again")
+
+
+def test_nodes_of_two_dtypes_pair_and_another_block_size_does_not(
+    model_dir: Path, prompts: dict[str, tuple[int, ...]]
+) -> None:
+    """A bfloat16 decode node reads float32 blocks by their headers, and keeps none of them for others."""
+    name, num_blocks = "64-tokens", 4
+    inexact, cached = "kvasir:kv_blocks_inexact_total", "kvasir:kv_blocks_cached_total"
+    with Cluster(model_dir, decode_args=("--dtype", "bfloat16")) as cluster:
+        stranger = cluster.add_node("decode", ("--block-size", "32"))
+        right = list(reference.answers()[name].token_ids)
+        for _ in range(2):
+            with cluster.deltas(cluster.decode[:1], FETCHED, inexact, cached, RECOMPUTED) as rose:
+                answer = ask(cluster, lambda asker: asker.whole(**greedy_body(prompts[name], max_tokens=16)))
+            ids = answer["choices"][0]["token_ids"]
+            assert ids[0] == right[0], "the prefill node's own"
+            assert sum(one == other for one, other in zip(ids, right, strict=False)) >= 8
+            assert (rose[FETCHED], rose[inexact], rose[cached], rose[RECOMPUTED]) == (num_blocks, num_blocks, 0, 0)
+        wait_until(lambda: "has block size 32" in stranger.log(), 60, "the router says why it does not take it")
+        refusal = next(line for line in stranger.log().splitlines() if "has block size 32" in line)
+        assert refusal.rstrip().endswith("has 16")
