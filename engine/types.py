@@ -343,7 +343,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:
-    """What the bytes of one block are; both sides of a transfer must agree on it."""
+    """What the bytes of one block are; both sides of a transfer must agree on it, but for the dtype."""
 
     num_layers: int
     num_kv_heads: int  # held here

@@ -12,8 +12,7 @@ import xxhash
 from kvasir.engine.types import KVLayout
 from kvasir.kv_connector.base import CODEC_NONE, BlockHeader, BlockKey, Frame, StoreKey
 from kvasir.kv_connector.codec import CODECS, STORED_FORMS, is_convertible, payload_sizes, stored_as
-from kvasir.kv_connector.codec import max_payload_bytes as max_payload_bytes
-from kvasir.kv_connector.errors import BadFrame as BadFrame
+from kvasir.kv_connector.errors import BadFrame
 from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.wire import header_from_bytes, header_to_bytes
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 from kvasir.engine.types import BlockId
 from kvasir.kv_connector.base import BlockKey, BlockMemory, Frame, KVConnector, Ticket, TransferId
+from kvasir.kv_connector.codec import max_payload_bytes
 from kvasir.kv_connector.costs import RateMeter
 from kvasir.kv_connector.encoder import Encoder
-from kvasir.kv_connector.header import max_payload_bytes
 from kvasir.kv_connector.leases import LeasedBlock, Leases
 from kvasir.kv_connector.metrics import TransferMetrics
 from kvasir.kv_connector.outflow import Outflow

@@ -18,7 +18,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class BlockLayout(_message.Message):
-    """What the bytes of a payload are. Both sides must agree on all of it, the number of total heads included."""
+    """What the bytes of a block are in the sender's cache. Both sides must agree on all of it, the number of total heads
+    included, but for the dtype: a receiver converts what was computed in another.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -74,10 +76,10 @@ class BlockHeader(_message.Message):
     """A content hash, or transfer id and index for blocks that have none."""
     num_tokens: _builtins.int
     codec: _builtins.str
-    """"none", or how the payload must be decoded."""
+    """"none", or how the payload must be decoded: "lossless", "fp16", "int8"."""
     payload_bytes: _builtins.int
     checksum: _builtins.int
-    """xxh3-64 of the payload."""
+    """xxh3-64 of the payload as it travels."""
     sender_epoch: _builtins.str
     """The sending process; a restarted sender has another."""
     @_builtins.property

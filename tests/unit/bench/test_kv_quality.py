@@ -80,4 +80,4 @@ def test_tables_say_what_was_measured() -> None:
 def test_the_prompts_are_text_and_none_is_there_twice() -> None:
     passages = some_passages(24)
     assert len({passage for _, passage in passages}) == 24
-    assert all(len(passage) > 200 for _, passage in passages)
+    assert all(len(passage) > 100 for _, passage in passages)

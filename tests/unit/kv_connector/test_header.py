@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from kvasir.common.hashing import block_hashes, root_hash
 from kvasir.kv_connector.base import BlockHeader, BlockKey, Frame
-from kvasir.kv_connector.header import BadFrame, Expected, checksum_of, pack, store_key, unpack, verify
+from kvasir.kv_connector.errors import BadFrame
+from kvasir.kv_connector.header import Expected, checksum_of, pack, store_key, unpack, verify
 from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.stored import before_payload, split
 from kvasir.kv_connector.testing import IDENTITY, SMALL
@@ -41,18 +42,18 @@ def test_no_flipped_bit_of_a_header_goes_unseen(bit: int) -> None:
     assert caught.value.reason is MissReason.HEADER
 
 
-@given(st.binary(max_size=300))
-def test_no_garbage_passes_for_a_stored_frame(data: bytes) -> None:
+@given(st.binary(max_size=300), st.sampled_from([1, 64, 4096]))
+def test_no_garbage_passes_for_a_stored_frame(data: bytes, alignment: int) -> None:
     with pytest.raises(BadFrame):
-        verify(split(memoryview(data)), EXPECTED)
+        verify(split(memoryview(data), alignment), EXPECTED)
 
 
-@given(st.integers(0, 10**6))
-def test_no_torn_value_passes_for_a_stored_frame(cut: int) -> None:
-    stored = before_payload(Frame(pack(HEADER), PAYLOAD)) + bytes(PAYLOAD)
-    assert verify(split(memoryview(stored)), EXPECTED) == HEADER
+@given(st.integers(0, 10**6), st.sampled_from([1, 64, 4096]))
+def test_no_torn_value_passes_for_a_stored_frame(cut: int, alignment: int) -> None:
+    stored = before_payload(Frame(pack(HEADER), PAYLOAD), alignment) + bytes(PAYLOAD)
+    assert verify(split(memoryview(stored), alignment), EXPECTED) == HEADER
     with pytest.raises(BadFrame):
-        verify(split(memoryview(stored)[: cut % len(stored)]), EXPECTED)
+        verify(split(memoryview(stored)[: cut % len(stored)], alignment), EXPECTED)
 
 
 def test_stored_names_tell_apart_what_must_not_be_mixed() -> None:
