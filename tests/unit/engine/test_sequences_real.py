@@ -1,6 +1,6 @@
 """Forks and scores with real tensors: equal to what one sequence alone gives, and to transformers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,14 @@ from tests.unit.engine.checkpoints import VOCAB, reference_logits, save_checkpoi
 from tests.unit.engine.forward import CPU
 
 PROMPT = [(7 * i + 3) % VOCAB for i in range(39)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
