@@ -44,7 +44,7 @@ def create_app(
     app.add_route("/v1/models", api.models, methods=["GET"])
     app.add_route("/v1/models/{name:path}", api.model, methods=["GET"])
 
-    document = openapi_document()
+    document = openapi_document(api.model_names)
 
     async def health(request: Request) -> Response:
         return json_response({"status": "alive"})

@@ -23,7 +23,8 @@ _REFUSALS = {
 }
 
 
-def openapi_document(operations: Sequence[Operation] = OPERATIONS) -> dict[str, Any]:
+def openapi_document(model_names: Sequence[str] = ()) -> dict[str, Any]:
+    """`model_names`: the only ones that there are; none: they are not told."""
     schemas: dict[str, Any] = {}
 
     def ref(model: Any, mode: Any) -> dict[str, Any]:
@@ -36,8 +37,9 @@ def openapi_document(operations: Sequence[Operation] = OPERATIONS) -> dict[str, 
         return {"$ref": _REF.format(model=model.__name__)}
 
     paths: dict[str, Any] = {}
-    for operation in operations:
+    for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _described(operation, ref)
+    _name_models(model_names, [schemas[body.__name__] for operation in OPERATIONS for body in operation.bodies])
     return {
         "openapi": "3.1.0",
         "info": {
@@ -50,7 +52,7 @@ def openapi_document(operations: Sequence[Operation] = OPERATIONS) -> dict[str, 
             "schemas": _without_null_defaults(schemas),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
-        "security": [{"key": []}],
+        "security": [{"key": []}, {}],  # a key, where the operator wants one
     }
 
 
@@ -98,6 +100,14 @@ def _parameters(operation: Operation) -> list[dict[str, Any]]:
         *({"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in in_path),
         *({"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()),
     ]
+
+
+def _name_models(names: Sequence[str], bodies: Sequence[dict[str, Any]]) -> None:
+    for body in bodies:
+        model = body["properties"]["model"]
+        for schema in (model, *model.get("anyOf", ())):
+            if names and schema.get("type") == "string":
+                schema["enum"] = [*names]
 
 
 def _without_null_defaults(schema: Any) -> Any:

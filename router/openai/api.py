@@ -69,7 +69,7 @@ class OpenAIApi:
         self._habits = habits
         self._grammars = grammars
         self._metrics = metrics
-        self._model_names = tuple(model_names)
+        self.model_names = tuple(model_names)
         self._max_request_bytes = max_request_bytes
         self._max_logprobs = max_logprobs
         self._created = int(time.time())
@@ -81,11 +81,11 @@ class OpenAIApi:
         return await self.serve(request, "chat/completions", ChatBody, self._prepare_chat)
 
     async def models(self, request: Request) -> Response:
-        return json_response({"object": "list", "data": [self._card(name) for name in self._model_names]})
+        return json_response({"object": "list", "data": [self._card(name) for name in self.model_names]})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        return json_response(self._card(name)) if name in self._model_names else error_response(ModelNotFound(name))
+        return json_response(self._card(name)) if name in self.model_names else error_response(ModelNotFound(name))
 
     async def serve(
         self,
@@ -149,7 +149,7 @@ class OpenAIApi:
 
     def _begin(self, body: GenerationBody, logprobs_param: str) -> ClusterLimits:
         """What needs no tokenizer."""
-        if body.model not in self._model_names:
+        if body.model not in self.model_names:
             raise ModelNotFound(body.model)
         if body.stream_options is not None and not body.stream:
             raise InvalidRequest("'stream_options' wants 'stream' to be true", "stream_options", "invalid_value")

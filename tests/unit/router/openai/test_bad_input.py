@@ -289,5 +289,5 @@ async def test_millions_of_small_lists_are_refused_before_they_are_read() -> Non
         json_object(b'{"prompt": [' + b"[],".join([b""] * 200_002) + b"[]]}")
     text = '{"' + '[{\\"' * 250_000 + '": 1}'  # brackets in a text are text
     assert len(json_object(text.encode())) == 1
-    with pytest.raises(InvalidRequest, match="not valid JSON"):
+    with pytest.raises(InvalidRequest):
         json_object(b'{"a": "' + b"[" * 300_000)
