@@ -11,8 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from contextlib import aclosing
 
 from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector.base import BlockKey, Frame
@@ -20,10 +19,11 @@ from kvasir.kv_connector.costs import ComputeCost
 from kvasir.kv_connector.errors import BadFrame
 from kvasir.kv_connector.landing import Landing
 from kvasir.kv_connector.landing import ReceiverParts as ReceiverParts
+from kvasir.kv_connector.landing import TransferResult as TransferResult
 from kvasir.kv_connector.landing import WantedBlock as WantedBlock
 from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.pace import Pace, TooSlow
-from kvasir.kv_connector.sources import Source
+from kvasir.kv_connector.sources import Source, keep_alive
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +31,6 @@ _FINISH_TIMEOUT_S = 1.0
 _TURN_S = 0.002
 
 OnBlock = Callable[[int, bool], None]  # index; whether it is exactly what this node would have computed
-
-
-@dataclass(frozen=True, slots=True)
-class TransferResult:
-    num_fetched: int
-    missing: tuple[int, ...]  # indices, ascending
-    num_bytes: int  # as they travelled
-    transfer_s: float  # time in which something was being fetched
-    overlapped_s: float  # the part of it before the sender had published its last block
 
 
 class IncomingTransfer:
@@ -117,7 +108,7 @@ class IncomingTransfer:
 
     async def _run(self) -> None:
         unusable: list[WantedBlock] = []
-        keeping = asyncio.create_task(self._keep_alive())
+        keeping = asyncio.create_task(keep_alive(self._source, self._parts.settings.lease_s / 3))
         try:
             while self._promised or self._ready:
                 if self._ready:
@@ -137,13 +128,6 @@ class IncomingTransfer:
             self._promised.clear()
             self._ready.clear()
             self._count()
-
-    async def _keep_alive(self) -> None:
-        """Beside all else: also while one block takes its time, and while nothing is published for long."""
-        while True:
-            await asyncio.sleep(self._parts.settings.lease_s / 3)
-            with suppress(KVTransferError):  # that a promise stays one is not the transport's to say
-                await self._source.keep_alive()
 
     async def _fetch_ready(self) -> list[WantedBlock]:
         """Two attempts at all that is ready; what came, but was refused both times, is returned."""
@@ -218,6 +202,8 @@ class IncomingTransfer:
 
     def _limit(self, limit: asyncio.Timeout, deadline_s: float) -> None:
         """Until the deadline, or until waiting for the next block would cost more than computing the rest."""
+        if limit.expired():
+            return  # it strikes as soon as we wait for anything
         now_s = self._parts.clock()
         give_up_s = now_s + self._pace.wait_s(self._outstanding) if self._in_flight else deadline_s
         self._waits_for_deadline = deadline_s <= give_up_s

@@ -37,6 +37,15 @@ class ReceiverParts:
         return self.memory.layout
 
 
+@dataclass(frozen=True, slots=True)
+class TransferResult:
+    num_fetched: int
+    missing: tuple[int, ...]  # indices, ascending
+    num_bytes: int  # as they travelled
+    transfer_s: float  # time in which something was being fetched
+    overlapped_s: float  # the part of it before the sender had published its last block
+
+
 class Landing:
     """One transfer's blocks. `form`: the one under which a store was asked for them, and so the only one allowed."""
 

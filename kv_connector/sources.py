@@ -1,5 +1,6 @@
 """Where an incoming transfer's blocks come from: a peer by its ticket, or a store by content."""
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -34,6 +35,18 @@ class Source(Protocol):
         ...
 
     def failed(self, error: KVTransferError) -> None: ...
+
+
+async def keep_alive(source: Source, every_s: float) -> None:
+    """Beside all else: also while one block takes its time, and while nothing is published for long."""
+    while True:
+        await asyncio.sleep(every_s)
+        try:
+            await source.keep_alive()
+        except KVTransferError as error:
+            log.debug("%s cannot be told to wait: %s", source.name, error)  # a promise stays one all the same
+        except Exception:
+            log.exception("%s cannot be told to wait, in an unforeseen way", source.name)
 
 
 class FromPeer:

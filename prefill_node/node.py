@@ -159,7 +159,7 @@ class PrefillNode(Node[PrefillRequest]):
             if request.is_scoring:  # all of it must be computed
                 keys = []
             num_stored = await self.receiver.lookup(keys[num_cached:]) if len(keys) > num_cached else 0
-            if not self.receiver.is_worth_fetching(num_stored, self._compute_s(num_stored * block_size)):
+            if num_stored and not self.receiver.is_worth_fetching(num_stored, self._compute_s(num_stored * block_size)):
                 num_stored = 0
             if self.in_flight.get(entry.request_id) is not entry:
                 return  # it has ended meanwhile
