@@ -5,7 +5,8 @@
                                                        cursor                     next number
 
 Memory is bounded without losing anything: at most `max_kept` events are numbered and unacknowledged. Whatever happens
-beyond that merges into one pending `StepOutput`, which can grow no larger than what the admitted requests may generate.
+beyond that merges into one pending `StepOutput`, which can grow no larger than what the admitted requests may generate;
+or into a few, where logprobs would make one too long for a message.
 """
 
 from collections import deque
@@ -13,6 +14,7 @@ from collections import deque
 from kvasir.proto import common_pb2
 
 MAX_KEPT_EVENTS = 1024
+MAX_MERGED_LOGPROBS = 500_000  # of about 12 bytes each
 
 
 class EventLog:
@@ -23,7 +25,7 @@ class EventLog:
         self._kept: deque[common_pb2.SessionEvent] = deque()
         self._cursor = 0  # index into `_kept` of the next one to send
         self._next_number = 1
-        self._pending_step: PendingStep | None = None
+        self._pending_steps: deque[PendingStep] = deque()
         self._pending: deque[common_pb2.SessionEvent] = deque()  # others, without their numbers
 
     @property
@@ -33,15 +35,16 @@ class EventLog:
     @property
     def is_delivered(self) -> bool:
         """All that there was to tell has been acknowledged."""
-        return not (self._kept or self._pending or self._pending_step)
+        return not (self._kept or self._pending or self._pending_steps)
 
     @property
     def num_kept(self) -> int:
         return len(self._kept)
 
     def add_step(self, output: common_pb2.StepOutput) -> None:
-        self._pending_step = self._pending_step or PendingStep()
-        self._pending_step.merge(output)
+        if not self._pending_steps or self._pending_steps[-1].num_logprobs >= MAX_MERGED_LOGPROBS:
+            self._pending_steps.append(PendingStep())
+        self._pending_steps[-1].merge(output)
 
     def add_failed(self, failed: common_pb2.RequestFailed) -> None:
         self._pending.append(common_pb2.SessionEvent(failed=failed))
@@ -75,9 +78,8 @@ class EventLog:
         """Take one pending event. A step goes before a failure: that is the last word on its request."""
         if len(self._kept) >= self._max_kept:
             return False
-        if self._pending_step is not None:
-            event = common_pb2.SessionEvent(step=self._pending_step.output)
-            self._pending_step = None
+        if self._pending_steps:
+            event = common_pb2.SessionEvent(step=self._pending_steps.popleft().output)
         elif self._pending:
             event = self._pending.popleft()
         else:
@@ -93,6 +95,7 @@ class PendingStep:
 
     def __init__(self) -> None:
         self.output = common_pb2.StepOutput()
+        self.num_logprobs = 0
         self._sequences: dict[tuple[int, int], common_pb2.SequenceOutput] = {}
         self._progress: dict[int, common_pb2.TicketProgress] = {}
 
@@ -101,7 +104,10 @@ class PendingStep:
         self.output.admitted.extend(more.admitted)
         self.output.transfers.extend(more.transfers)
         self.output.prompt_logprobs.extend(more.prompt_logprobs)
+        for prompt in more.prompt_logprobs:
+            self.num_logprobs += sum(len(position.entries) for position in prompt.positions)
         for sequence in more.outputs:
+            self.num_logprobs += sum(len(position.entries) for position in sequence.logprobs)
             self._merge_sequence(sequence)
         for progress in more.progress:
             self._merge_progress(progress)

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -195,3 +196,25 @@ def test_a_reader_that_resumes_anywhere_sees_every_token_once_and_in_order(actio
         log.acknowledge(len(seen))
     assert tokens_of(seen, 1) == list(range(1, num_steps + 1))
     assert [event.failed.handle for event in seen if event.HasField("failed")] == list(range(1, num_failed + 1))
+
+
+def test_logprobs_that_pile_up_become_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One message has a size limit, and what scored prompts say is long."""
+    monkeypatch.setattr("kvasir.node.event_log.MAX_MERGED_LOGPROBS", 10)
+    log = EventLog()
+    position = common_pb2.PositionLogprobs(entries=[common_pb2.TokenLogprob(token_id=1)] * 2)
+    for number in range(1, 13):
+        output = step(number, h1=number)
+        if number % 2:
+            output.prompt_logprobs.append(common_pb2.PromptLogprobs(handle=2, positions=[position] * 2))
+        else:
+            output.outputs[0].logprobs.append(position)
+        log.add_step(output)
+    log.add_failed(failed(3))
+    events = take_all(log)
+    assert tokens_of(events, 1) == list(range(1, 13))
+    assert [len(event.step.prompt_logprobs) for event in events] == [2, 2, 2, 0, 0]
+    assert [event.WhichOneof("event") for event in events] == ["step"] * 4 + ["failed"]
+    assert log.is_delivered is False
+    log.acknowledge(events[-1].number)
+    assert log.is_delivered
