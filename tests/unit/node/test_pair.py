@@ -30,10 +30,12 @@ def settings(connector: str, tmp_path: Path) -> ConnectorSettings:
     return ConnectorSettings(name=connector, path=str(tmp_path / "kv"), lease_s=30)
 
 
-async def run(sender: Running, receiver: Running, handle: int, prompt: list[int], num_tokens: int) -> list[int]:
+async def run(
+    sender: Running, receiver: Running, handle: int, prompt: list[int], num_tokens: int, salt: str = ""
+) -> list[int]:
     """The router's part, by hand: both at once, progress passed on, first token handed over."""
     ticket = ticket_for(sender, f"t{handle}")
-    what = request(prompt, num_tokens)
+    what = request(prompt, num_tokens, cache_salt=salt)
     await receiver.send(**start_decode(handle, what, ticket))
     await sender.send(**start_prefill(handle, what, ticket))
     await pass_progress_on(sender, receiver, handle)
