@@ -66,6 +66,7 @@ class Way:
     def connect(self, address: str) -> None: ...
     def offer(self) -> None: ...
     def take(self) -> None: ...
+    def discard(self) -> None: ...
 
 
 class ZmqPush(Way):
@@ -132,22 +133,40 @@ class ZmqPull(ZmqPush):
 
 
 class RedisClient(Way):
-    """redis-py, one SET and one GET a block, packed in Python: the default packer is slow for large values."""
+    """redis-py, one SET and one GET a block, packed in Python: the default packer is slow for large values.
+
+    Every round has new keys, as every block of a conversation has: a server makes room for a new value, and less so
+    for one that takes an old one's place.
+    """
 
     def __init__(self, task: dict[str, Any], pool: Pool) -> None:
         super().__init__(task, pool)
         encode = Encoder("utf-8", "strict", False).encode  # type: ignore[no-untyped-call]
         packer = PythonRespSerializer(6000, encode)
         self._client = redis.Redis.from_url(task["url"], command_packer=packer)
-        self._name = f"plain-{type(self).__name__}"
+        self._round = 0  # of this side
+
+    def name(self, index: int) -> str:
+        return f"plain-{type(self).__name__}-{self._round}-{index}"
 
     def offer(self) -> None:
-        for index in range(self.pool.num_blocks):
-            self._client.set(f"{self._name}-{index}", self.pool.block(index))
+        self._round += 1
+        self.put_all()
 
     def take(self) -> None:
+        self._round += 1
+        self.get_all()
+
+    def discard(self) -> None:
+        self._client.unlink(*[self.name(index) for index in range(self.pool.num_blocks)])
+
+    def put_all(self) -> None:
         for index in range(self.pool.num_blocks):
-            self._put(index, self._client.get(f"{self._name}-{index}"))
+            self._client.set(self.name(index), self.pool.block(index))
+
+    def get_all(self) -> None:
+        for index in range(self.pool.num_blocks):
+            self._put(index, self._client.get(self.name(index)))
 
     def _put(self, index: int, value: Any) -> None:
         self.pool.block(index)[:] = value
@@ -158,18 +177,18 @@ class RedisPipeline(RedisClient):
 
     num_at_once = 8
 
-    def offer(self) -> None:
+    def put_all(self) -> None:
         for start in range(0, self.pool.num_blocks, self.num_at_once):
             pipeline = self._client.pipeline(transaction=False)
             for index in range(start, min(start + self.num_at_once, self.pool.num_blocks)):
-                pipeline.set(f"{self._name}-{index}", self.pool.block(index))
+                pipeline.set(self.name(index), self.pool.block(index))
             pipeline.execute()
 
-    def take(self) -> None:
+    def get_all(self) -> None:
         for start in range(0, self.pool.num_blocks, self.num_at_once):
             pipeline = self._client.pipeline(transaction=False)
             for index in range(start, min(start + self.num_at_once, self.pool.num_blocks)):
-                pipeline.get(f"{self._name}-{index}")
+                pipeline.get(self.name(index))
             for index, value in enumerate(pipeline.execute(), start):
                 self._put(index, value)
 
@@ -183,16 +202,16 @@ class RedisSocket(RedisClient):
         self._socket = socket.create_connection((arguments["host"], arguments["port"]))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def offer(self) -> None:
+    def put_all(self) -> None:
         for index in range(self.pool.num_blocks):
-            name, value = f"{self._name}-{index}".encode(), self.pool.block(index)
+            name, value = self.name(index).encode(), self.pool.block(index)
             head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(name), name, value.nbytes)
             self._send_all([memoryview(head), value, memoryview(b"\r\n")])
             assert self._line() == b"+OK"
 
-    def take(self) -> None:
+    def get_all(self) -> None:
         for index in range(self.pool.num_blocks):
-            name = f"{self._name}-{index}".encode()
+            name = self.name(index).encode()
             self._socket.sendall(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(name), name))
             assert int(self._line()[1:]) == self.pool.block_bytes
             rest = self.pool.block(index)
@@ -263,12 +282,16 @@ def main(role: str, task: dict[str, Any]) -> None:
     def take() -> Answer:
         return {"s": timed(way.take), "missing": 0}
 
+    def discard() -> Answer:
+        way.discard()
+        return {}
+
     if role == "send":
         teller.tell(checksum=pool.fill(), address=way.listen())
     else:
         way.connect(task["address"])
         teller.tell(checksum=0)
-    serve(teller, {"offer": offer, "take": take, "clear": pool.clear, "checksum": pool.checksum, "discard": dict})
+    serve(teller, {"offer": offer, "take": take, "clear": pool.clear, "checksum": pool.checksum, "discard": discard})
 
 
 if __name__ == "__main__":
