@@ -24,7 +24,9 @@ class ServeConfig(ServiceConfig, env_prefix="KVASIR_SERVE_", cli_hide_none_type=
     port: int = Field(default=8000, ge=0, le=65535, description="Port of the HTTP API; 0 takes a free one.")
     api_key: Words = Field(default=[], repr=False, description="Keys that clients must send one of.")
 
-    connector: Literal["tcp", "redis", "shared_storage"] = Field(default="tcp", description="How KV blocks travel.")
+    connector: str = Field(
+        default="tcp", description="How KV blocks travel: tcp, redis, shared_storage, nixl, mooncake, module:Class."
+    )
     redis_url: str | None = Field(default=None, repr=False, description="Default: a server of our own is started.")
     kv_path: Path | None = Field(default=None, description="Folder of shared_storage; default: one that ends with us.")
 

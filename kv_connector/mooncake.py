@@ -2,7 +2,7 @@
 
     pip install 'kvasir[mooncake]'      and libibverbs1 from the distribution: its library is linked against it
 
-It listens on ports of its own, which it chooses by itself.
+It listens on ports that it chooses by itself, on all interfaces.
 """
 
 import threading

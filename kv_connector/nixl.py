@@ -2,10 +2,11 @@
 
     pip install 'kvasir[nixl]'
 
-UCX listens on ports of its own, on the interfaces that UCX_NET_DEVICES names (default: all).
+UCX listens on ports of its own, on the interfaces that UCX_NET_DEVICES names.
 """
 
 import logging
+import os
 import threading
 import time
 import uuid
@@ -19,6 +20,7 @@ import numpy as np
 from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector.one_sided import OneSidedConnector
 from kvasir.kv_connector.one_sided_engine import Pool
+from kvasir.kv_connector.one_sided_protocol import is_loopback
 from kvasir.kv_connector.settings import ConnectorSettings
 
 _POLL_S = 0.0005
@@ -32,6 +34,8 @@ class NixlConnector(OneSidedConnector):
 
     def __init__(self, settings: ConnectorSettings) -> None:
         super().__init__(settings, NixlEngine(_load()))
+        if is_loopback(settings.listen_host):  # or UCX would listen on all interfaces
+            os.environ.setdefault("UCX_NET_DEVICES", "lo")
 
 
 class NixlEngine:

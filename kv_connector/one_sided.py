@@ -34,6 +34,8 @@ class OneSidedConnector:
     def __init__(self, settings: ConnectorSettings, engine: ReadEngine) -> None:
         if not settings.secret and not protocol.is_loopback(settings.listen_host):
             raise ValueError(f"listening on {settings.listen_host} needs the cluster's secret")
+        if settings.encryption:
+            raise ValueError(f"{self.name} does not encrypt; tcp does")
         self._settings = settings
         self._engine = engine
         self._server: LoanServer | None = None
