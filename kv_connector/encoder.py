@@ -39,10 +39,10 @@ class Encoder:
             return self._setting
         return choose_codec(self.outgoing.bandwidth_bytes_per_s, self._lossless)
 
-    def frame(self, key: BlockKey, block_id: BlockId, num_tokens: int) -> Frame:
+    def frame(self, key: BlockKey, block_id: BlockId, num_tokens: int, *, packs: bool = True) -> Frame:
         """The payload lies in the node's cache where the codec leaves it as it is, and else in memory of its own.
         Any thread may call it."""
-        codec, layout = self.codec(), self._memory.layout
+        codec, layout = self.codec() if packs else CODEC_NONE, self._memory.layout
         plain = self._memory.read(block_id)
         started_s = self._clock()
         payload = encode(codec, plain, layout)

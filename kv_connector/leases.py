@@ -25,7 +25,7 @@ class LeasedBlock:
     block_id: BlockId
     num_tokens: int
     num_borrowed: int = 0
-    num_payload_bytes: int = 0  # as it was last borrowed
+    payload_bytes: list[int] = field(default_factory=list)  # as it was packed, each time that it is borrowed now
 
 
 @dataclass(eq=False, slots=True)
@@ -61,8 +61,9 @@ class Leases:
         """Some of its blocks are still here."""
         return transfer_id in self._transfers
 
-    def payload_bytes(self, transfer_id: TransferId, key: BlockKey) -> int:
-        return self._transfers[transfer_id].blocks[key].num_payload_bytes
+    def borrowed(self, transfer_id: TransferId, key: BlockKey) -> LeasedBlock:
+        """One that has been borrowed and not given back."""
+        return self._transfers[transfer_id].blocks[key]
 
     def grant(self, transfer_id: TransferId, blocks: Sequence[LeasedBlock]) -> list[BlockId]:
         """Lease the blocks. What is returned found no place: the transfer has ended, or has that key already."""

@@ -11,6 +11,7 @@ _MAX_SAMPLE_S = 0.5  # a transport that never lets go of everything at once is m
 class Outflow:
     def __init__(self, meter: RateMeter, metrics: TransferMetrics, clock: Callable[[], float]) -> None:
         self.num_lent = 0
+        self.num_bytes_lent = 0
         self._meter = meter
         self._metrics = metrics
         self._clock = clock
@@ -21,11 +22,13 @@ class Outflow:
         if self.num_lent == 0:
             self._since_s = self._clock()
         self.num_lent += 1
+        self.num_bytes_lent += num_bytes
         self._metrics.blocks_sent += 1
         self._metrics.bytes_sent += num_bytes
 
     def given_back(self, num_bytes: int) -> None:
         self.num_lent -= 1
+        self.num_bytes_lent -= num_bytes
         self._num_bytes += num_bytes
         elapsed_s = self._clock() - self._since_s
         if self.num_lent == 0 or elapsed_s > _MAX_SAMPLE_S:

@@ -22,6 +22,8 @@ from kvasir.kv_connector.store_writer import StoreWriter
 
 log = logging.getLogger(__name__)
 
+_MAX_BLOCKS_PACKED = 64
+
 
 class KVSender:
     """Implements `BlockSource`. All methods belong to the event loop on which `start` was called."""
@@ -126,18 +128,22 @@ class KVSender:
         block = self._leases.borrow(transfer_id, key)
         if block is None:
             return None
+        # However many receivers ask, packed copies take no more memory than this; beyond it, blocks go as they are.
+        packs = self._outflow.num_bytes_lent < _MAX_BLOCKS_PACKED * self._memory.layout.bytes_per_block
         try:
-            frame = self._encoder.frame(block.key, block.block_id, block.num_tokens)
+            frame = self._encoder.frame(block.key, block.block_id, block.num_tokens, packs=packs)
         except BaseException:
             self._give_back(self._leases.give_back(transfer_id, key))
             raise
-        block.num_payload_bytes = frame.payload.nbytes
+        block.payload_bytes.append(frame.payload.nbytes)
         self._outflow.lent(frame.payload.nbytes)
         return frame
 
     def give_back(self, transfer_id: TransferId, key: BlockKey) -> None:
-        self._outflow.given_back(self._leases.payload_bytes(transfer_id, key))
-        self._give_back(self._leases.give_back(transfer_id, key))
+        block = self._leases.borrowed(transfer_id, key)
+        released = self._leases.give_back(transfer_id, key)
+        self._outflow.given_back(block.payload_bytes.pop())
+        self._give_back(released)
 
     def released(self, transfer_id: TransferId) -> None:
         self._give_back(self._leases.end(transfer_id))

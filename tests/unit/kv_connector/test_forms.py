@@ -12,6 +12,7 @@ import torch
 
 from kvasir.engine.types import BlockId, KVLayout
 from kvasir.kv_connector.base import BlockKey, Endpoint, Ticket, TransferId
+from kvasir.kv_connector.header import unpack
 from kvasir.kv_connector.incoming import TransferResult, WantedBlock
 from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.sender import OutgoingBlock
@@ -121,6 +122,24 @@ async def test_nodes_of_two_dtypes_understand_each_other(
         assert one.error() <= (0.03 if into is BF16 else 0)
         assert set(one.exact.values()) == {False}, "it is not what this node would have computed"
         assert not one.receiver.metrics.misses
+
+
+async def test_packed_copies_are_bounded_however_many_are_lent() -> None:
+    """Beyond the bound blocks go as they are, out of the cache itself."""
+    async with way(ConnectorSettings(name="memory"), codec="lossless") as one:
+        await one.publish()
+        sender, transfer_id = one.sender.sender, TransferId("t")
+        num_packed = 0
+        while unpack((frame := sender.borrow(transfer_id, one.keys[0])).header).codec == "lossless":  # type: ignore[union-attr]
+            num_packed += 1
+            assert num_packed * frame.payload.nbytes < 65 * LARGE.bytes_per_block  # type: ignore[union-attr]
+        for _ in range(num_packed + 1):
+            sender.give_back(transfer_id, one.keys[0])
+        assert sender.num_borrowed_blocks == 0
+        frame = sender.borrow(transfer_id, one.keys[1])
+        assert frame is not None
+        assert unpack(frame.header).codec == "lossless", "there is room again"
+        sender.give_back(transfer_id, one.keys[1])
 
 
 async def test_a_lookup_finds_what_is_exact_for_this_node_alone(tmp_path: Path) -> None:
