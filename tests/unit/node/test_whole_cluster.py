@@ -15,6 +15,7 @@ import pytest
 from kvasir.common.errors import KVTransferError
 from kvasir.common.grpc_server import bind, new_server
 from kvasir.common.metrics import Metrics
+from kvasir.common.seeds import sequence_seed
 from kvasir.decode_node.node import DecodeNode
 from kvasir.decode_node.servicer import DecodeServicer
 from kvasir.engine import wire
@@ -24,8 +25,9 @@ from kvasir.prefill_node.servicer import PrefillServicer
 from kvasir.proto import decode_pb2_grpc, prefill_pb2_grpc
 from kvasir.router.cluster import Cluster, running_cluster
 from kvasir.router.config import RouterConfig
-from kvasir.router.types import RoutedRequest, Sampling
+from kvasir.router.types import RoutedRequest, Sampling, Stops
 from tests.fake_cluster import until
+from tests.fakes import fake_score
 from tests.unit.node.fakes import BLOCK_SIZE, IDENTITY, LAYOUT, VOCAB_SIZE, generate, parts
 
 NUM_REQUESTS = 40
@@ -99,36 +101,49 @@ async def _serve(node: Any, stack: AsyncExitStack) -> str:
 
 
 async def ask(whole: Whole, dice: random.Random, number: int) -> None:
-    """Some share a prefix, some are whole blocks, some end with their first token, some clients leave."""
+    """Some share a prefix, some are whole blocks, some end with their first token, some clients leave. Some want
+    several sequences, and stop one of them; some want their prompt scored."""
     length = dice.choice([1, BLOCK_SIZE, 3 * BLOCK_SIZE, 8 * BLOCK_SIZE, dice.randrange(1, 50)])
     shared = dice.randrange(0, length + 1)
     prompt = [*range(shared), *((number * 31 + index) % VOCAB_SIZE for index in range(length - shared))]
     max_tokens = dice.choice([1, 2, 5, 25, 30])
-    right = generate(prompt, max_tokens)
-    stops = {right[dice.randrange(max_tokens)]} if dice.random() < 0.3 else set()
+    num_sequences = dice.choice([1, 1, 1, 2, 3])
+    right = [generate(prompt, max_tokens, sequence_seed(0, sequence)) for sequence in range(num_sequences)]
+    ends = {right[0][dice.randrange(max_tokens)]} if dice.random() < 0.3 else set()
     leaves_after = dice.choice([None, None, None, 0, 1, 3])
+    stops_last_after = dice.choice([None, None, 4]) if num_sequences > 1 else None
+    is_scored = dice.random() < 0.2
     request = RoutedRequest(
         request_id=f"r{number}",
         prompt_token_ids=tuple(prompt),
-        sampling=Sampling(max_tokens=max_tokens, stop_token_ids=frozenset(stops)),
+        sampling=Sampling(
+            max_tokens=max_tokens, stop_token_ids=frozenset(ends), prompt_logprobs=0 if is_scored else None
+        ),
+        num_sequences=num_sequences,
     )
-    tokens: list[int] = []
+    stops = Stops()
+    tokens: list[list[int]] = [[] for _ in range(num_sequences)]
+    logprobs: list[float] = []
     try:
         async with (
             asyncio.timeout(dice.uniform(0, 0.1) if leaves_after == 0 else DEADLINE_S),
-            aclosing(whole.cluster.dispatcher.generate(request)) as deltas,
+            aclosing(whole.cluster.dispatcher.generate(request, stops)) as deltas,
         ):
             async for delta in deltas:
-                tokens += delta.token_ids
-                if leaves_after is not None and len(tokens) >= leaves_after > 0:
+                tokens[delta.sequence] += delta.token_ids
+                logprobs += [position.entries[0][1] for position in delta.prompt_logprobs]
+                if leaves_after is not None and len(tokens[0]) >= leaves_after > 0:
                     break
+                if len(tokens[-1]) == stops_last_after:
+                    stops.stop(num_sequences - 1)
     except TimeoutError:
-        assert leaves_after == 0, f"request {number} hangs after {len(tokens)} tokens"
-    if leaves_after is None:
-        end = min((right.index(stop) + 1 for stop in stops), default=max_tokens)
-        assert tokens == right[:end]
-    else:
-        assert tokens == right[: len(tokens)]
+        assert leaves_after == 0, f"request {number} hangs after {tokens}"
+    for sequence, (said, whole_text) in enumerate(zip(tokens, right, strict=True)):
+        is_cut = leaves_after is not None or (stops_last_after is not None and sequence == num_sequences - 1)
+        end = min((whole_text.index(token) + 1 for token in ends & set(whole_text)), default=max_tokens)
+        assert said == whole_text[: len(said) if is_cut else end]
+    if is_scored and leaves_after is None:
+        assert logprobs == [fake_score(prompt, position).entries[0][1] for position in range(1, length)]
 
 
 @pytest.mark.parametrize("connector", ["memory", "tcp", "shared_storage"])
