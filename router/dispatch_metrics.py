@@ -22,12 +22,14 @@ class DispatchMetrics:
         self.canaries = counter("kvasir:canaries", "Canary generations, by result.", ["result"])
         self._finished = counter("kvasir:dispatch_requests", "Sequences that left the dispatcher, by how.", ["outcome"])
         self._tokens = counter("kvasir:dispatch_tokens", "Tokens that nodes gave; the canary's and cut off ones too.")
-        self._kv_blocks = counter("kvasir:kv_blocks_fetched", "Blocks that decode nodes took over.")
-        self._kv_bytes = counter("kvasir:kv_bytes_fetched", "Their bytes, as they travelled.")
-        self._kv_s = counter("kvasir:kv_transfer_seconds", "Time in which they were being fetched.")
-        self._kv_overlapped_s = counter("kvasir:kv_overlapped_seconds", "The part of it beside the prefill.")
+        self._kv_blocks = counter("kvasir:dispatch_kv_blocks", "Blocks that decode nodes took over.")
+        self._kv_bytes = counter("kvasir:dispatch_kv_bytes", "Their bytes, as they travelled.")
+        self._kv_s = counter("kvasir:dispatch_kv_seconds", "Time in which they were being fetched.")
+        self._kv_overlapped_s = counter("kvasir:dispatch_kv_overlapped_seconds", "The part of it beside the prefill.")
         self._kv_share = histogram(
-            "kvasir:kv_overlapped_share", "Of one transfer's time, the part beside the prefill.", _SHARE_BUCKETS
+            "kvasir:dispatch_kv_overlapped_share",
+            "Of one transfer's time, the part beside the prefill.",
+            _SHARE_BUCKETS,
         )
         self._queue_s = histogram("vllm:request_queue_time_seconds", "Received to dispatched.", LATENCY_BUCKETS_S)
         self._prefill_s = histogram(
