@@ -121,7 +121,7 @@ def _read_parts(delta: TokenDelta, text: TextStream, reader: AnswerReader, index
     if finish_reason is not None:
         rest = text.flush()
         shown += rest
-        parts += reader.push(rest) + reader.flush(is_cut=finish_reason == "length")
+        parts += reader.push(rest) + reader.flush(is_cut=finish_reason == "length" or text.is_stopped)
     if finish_reason == "stop" and reader.num_complete_calls > 0:
         finish_reason = "tool_calls"
     return ChoiceDelta(

@@ -59,7 +59,7 @@ class ChatRenderer:
         self._num_waiting += 1
         try:
             async with self._processes:
-                answer = await _in_a_process(json.dumps(work).encode(), self._timeout_s)
+                answer = await _in_a_process(await asyncio.to_thread(_to_json, work), self._timeout_s)
         finally:
             self._num_waiting -= 1
         if "error" in answer:
@@ -68,6 +68,13 @@ class ChatRenderer:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _to_json(work: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(work).encode()
+    except RecursionError:
+        raise InvalidRequest("the conversation is nested too deeply", "messages", "invalid_value") from None
 
 
 async def _in_a_process(work: bytes, timeout_s: float) -> dict[str, Any]:

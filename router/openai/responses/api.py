@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Any
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -140,6 +141,7 @@ class ResponsesApi:
     async def _prepare(self, owner: str, body: ResponsesBody, record: RequestRecord) -> Generation:
         _check_supported(body)
         items = input_items(body.input)
+        _check_depth(body, items)
         messages = [*await self._history(owner, body.previous_response_id), *messages_of(items)]
         response_id = f"resp_{uuid.uuid4().hex}"
         with named_as_given():
@@ -168,7 +170,10 @@ def _with_ids(items: list[Item]) -> list[Item]:
 
 def _list_of(items: list[Item], query: Mapping[str, str]) -> dict[str, Any]:
     """All of them: as many as one request can bring."""
-    data = items if query.get("order", "desc") == "asc" else items[::-1]
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest(f"'order' must be asc or desc, got {order!r:.40}", "order", "invalid_value")
+    data = items if order == "asc" else items[::-1]
     return {
         "object": "list",
         "data": data,
@@ -184,6 +189,15 @@ def _check_supported(body: ResponsesBody) -> None:
     for name in ("background", "conversation", "prompt"):
         if getattr(body, name):
             raise _unsupported(name, f"'{name}' is not supported")
+
+
+def _check_depth(body: ResponsesBody, items: list[Item]) -> None:
+    """What is said or stored again must not be deeper than JSON is written here."""
+    again = [items, [tool.parameters for tool in body.tools or ()], body.text and body.text.format]
+    try:
+        orjson.dumps([[again]])
+    except TypeError as error:
+        raise InvalidRequest(f"the request is nested too deeply: {error}", "input", "invalid_value") from None
 
 
 def _not_found(response_id: str) -> HttpError:

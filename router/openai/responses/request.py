@@ -34,7 +34,7 @@ def chat_body(body: ResponsesBody, messages: Sequence[ChatMessage]) -> ChatBody:
         "messages": [*messages],
         "max_completion_tokens": body.max_output_tokens or body.max_tokens,
         "tools": None if body.tools is None else [_tool(tool.model_dump()) for tool in body.tools],
-        "tool_choice": _tool_choice(body.tool_choice),
+        "tool_choice": _tool_choice(body.tool_choice) if body.tools or body.tool_choice != "auto" else None,
         "parallel_tool_calls": body.parallel_tool_calls,
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
         "logprobs": body.wants_logprobs or None,

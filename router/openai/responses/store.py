@@ -4,7 +4,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
@@ -21,7 +21,7 @@ class StoredResponse:
     messages: list[ChatMessage]  # from the conversation's beginning to this response's end, without instructions
 
     def to_bytes(self) -> bytes:
-        return orjson.dumps(asdict(self))
+        return orjson.dumps({"response": self.response, "input_items": self.input_items, "messages": self.messages})
 
     @classmethod
     def from_bytes(cls, data: bytes | str) -> "StoredResponse":

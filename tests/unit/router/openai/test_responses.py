@@ -29,10 +29,19 @@ CALLS = (
 )
 
 
-@pytest_asyncio.fixture
-async def router() -> AsyncIterator[Router]:
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def wide_router() -> AsyncIterator[Router]:
     async with running_router(saying(TEXT), limits=WIDE) as router:
         yield router
+
+
+@pytest.fixture
+def router(wide_router: Router) -> Router:
+    wide_router.dispatcher.requests.clear()
+    return wide_router
 
 
 def prompt_of(router: Router) -> str:
@@ -213,7 +222,10 @@ async def test_stored_responses_are_shown_and_deleted(router: Router) -> None:
     with pytest.raises(openai.NotFoundError):
         await client.delete(response.id)
     assert (await router.http.get("/v1/responses/x?stream=true")).status_code == 400
-    assert (await router.http.put("/v1/responses/x")).status_code == 405
+    allowed = (await router.http.put("/v1/responses/x")).headers["allow"]
+    assert set(allowed.split(", ")) == {"GET", "HEAD", "DELETE"}
+    other = await client.create(model="m", input="hi")
+    assert (await router.http.get(f"/v1/responses/{other.id}/input_items?order=up")).status_code == 400
 
 
 async def test_nobody_finds_what_another_key_has_stored() -> None:
@@ -293,6 +305,21 @@ async def test_what_cannot_be_had_is_a_400(router: Router, body: dict[str, Any],
         assert set(error) == {"message", "type", "param", "code"}
         assert str(error["param"]).startswith(param)
     assert router.dispatcher.requests == []
+
+
+async def test_what_is_nested_too_deeply_is_a_400(router: Router) -> None:
+    """JSON is read deeper than it is written."""
+    deep = '{"a": ' * 500 + "1" + "}" * 500
+    tool = '{"type": "function", "name": "f", "parameters": DEEP}'
+    for field in ('"input": [{"role": "user", "content": "x", "extra": DEEP}]', f'"input": "x", "tools": [{tool}]'):
+        content = ('{"model": "m", "tool_choice": "none", ' + field + "}").replace("DEEP", deep)
+        response = await router.http.post("/v1/responses", content=content)
+        assert response.status_code == 400, response.text
+
+
+async def test_a_choice_without_tools_is_the_default_one(router: Router) -> None:
+    assert (await ask(router, tool_choice="auto", tools=[])).status_code == 200
+    assert (await ask(router, tool_choice="required")).status_code == 400
 
 
 async def test_an_unknown_model_is_a_404(router: Router) -> None:

@@ -141,8 +141,7 @@ ASKED: list[tuple[Any, str]] = [
 async def test_an_answer_may_be_cut_anywhere(tool_choice: Any, text: str) -> None:
     expected = [("weather", CITY)] if isinstance(tool_choice, dict) else CALLS
     async with tool_router(saying(text), habits=HABITS) as router:
-        num_tokens = len(ids(text))
-        for max_tokens in range(1, min(num_tokens, 140) + 1):
+        for max_tokens in [*range(1, 41), *range(41, len(ids(text)), 7)]:
             content, calls, reason, _ = await both(router, tools=TOOLS, tool_choice=tool_choice, max_tokens=max_tokens)
             assert "Let me look.".startswith(content.rstrip())
             for (name, arguments), (wanted_name, wanted_arguments) in zip(calls, expected, strict=False):
@@ -159,6 +158,30 @@ async def test_a_call_that_never_ends_is_not_reported_as_one() -> None:
     async with tool_router(saying('<tool_call>{"name": "weather", "arguments": {"city": "'), habits=HABITS) as router:
         content, calls, reason, _ = await both(router, tools=TOOLS)
         assert (content, calls, reason) == ("", [("weather", '{"city": "')], "stop")
+
+
+async def test_each_choice_makes_calls_of_its_own() -> None:
+    async with tool_router(saying(HERMES), habits=HABITS) as router:
+        whole = (await router.chat(tools=TOOLS, n=2)).json()["choices"]
+        assert [choice["finish_reason"] for choice in whole] == ["tool_calls"] * 2
+        ids_of_calls = [call["id"] for choice in whole for call in choice["message"]["tool_calls"]]
+        assert len(set(ids_of_calls)) == 4
+        chunks = chunks_of(await router.chat(tools=TOOLS, n=2, parallel_tool_calls=False, stream=True))
+        for index in range(2):
+            choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+            pieces = [piece for choice in choices for piece in choice["delta"].get("tool_calls", [])]
+            assert "".join(piece["function"]["arguments"] for piece in pieces) == CITY
+            assert choices[-1]["finish_reason"] == "tool_calls"
+
+
+async def test_a_stop_string_within_a_call_leaves_no_markup() -> None:
+    async with tool_router(saying(HERMES), habits=HABITS) as router:
+        assert (await both(router, tools=TOOLS, stop=['"name"']))[:3] == ("Let me look.", [], "stop")
+        assert (await both(router, tools=TOOLS, stop=["ich"]))[:3] == (
+            "Let me look.",
+            [("weather", '{"city": "Zür')],
+            "stop",
+        )
 
 
 async def test_calls_that_are_wanted_are_a_matter_of_grammar() -> None:
