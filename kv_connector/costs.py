@@ -37,7 +37,7 @@ class CostRule:
 
     always_fetch_s: float = 0.1  # what takes less is not worth a thought
     patience_s: float = 2.0  # a transfer that is under way has this long to show how fast it is
-    forget_after_s: float = 30.0  # then a source that was too slow is tried again
+    forget_after_s: float = 10.0  # then a source that was too slow is tried again
 
     def is_worth_fetching(self, fetch_s: float, compute_s: float | None) -> bool:
         """Where the cost of computing is not known, fetching is what was asked for."""
