@@ -38,7 +38,7 @@ class GrammarMatcher:
 
     @property
     def is_complete(self) -> bool:
-        return self._matcher.is_stopped() and not self._matcher.is_error()
+        return self._matcher.is_stopped() and self._matcher.is_accepting()  # which a matcher that has failed is not
 
     def follow(self, output_token_ids: Sequence[int]) -> None:
         self._read(output_token_ids[len(self._token_ids) :])

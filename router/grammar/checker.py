@@ -7,6 +7,7 @@ die: one that does is ended and replaced, and what it was given is refused.
 import asyncio
 import json
 import logging
+import os
 import struct
 import sys
 import time
@@ -27,6 +28,7 @@ _MAX_CACHED_CHARS = 4 << 20
 _REFUSAL_IS_KNOWN_FOR_S = 60.0  # what took too long or too much may have been the machine's fault
 _START_TIMEOUT_S = 30.0
 _MAX_ANSWER_BYTES = 64 << 20
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG")  # no keys and no secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,7 @@ class Worker:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,  # a compiler's panics, at a stranger's will
+                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
             )
             async with asyncio.timeout(_START_TIMEOUT_S):
                 ready = await _read_frame(process)
