@@ -10,12 +10,13 @@ Blocks that do not come are computed here, as any other uncomputed tokens.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from kvasir.common.errors import InvalidRequest, Overloaded
+from kvasir.common.metrics import Sample
 from kvasir.common.tokens import unpack_tokens
 from kvasir.decode_node.wanted import wanted_blocks
 from kvasir.decode_node.write_back import WriteBack
@@ -188,8 +189,11 @@ class DecodeNode(Node[DecodeRequest]):
     def num_busy(self) -> int:
         return super().num_busy + self.write_back.num_waiting
 
+    def own_samples(self) -> Iterator[Sample]:
+        yield Sample("kvasir:kv_blocks_to_write_back", "Filled here, to be written.", self.write_back.num_waiting)
+
     async def close(self) -> None:
-        self.write_back.drop()
+        self.write_back.close()
         await super().close()
 
     def _is_short_of_blocks(self) -> bool:

@@ -51,8 +51,9 @@ class WriteBack:
             self._is_writing = True
             self._spawn(self._write_all())
 
-    def drop(self) -> None:
-        """What still waits is not written any more."""
+    def close(self) -> None:
+        """What still waits, or comes later, is not written any more."""
+        self._max_blocks = 0
         self._give_up(self._waiting)
         self._waiting.clear()
 

@@ -81,6 +81,10 @@ class Node(ABC, Generic[E]):
     def on_end(self, entry: E, reason: FinishReason | None) -> None:
         """The request has left `in_flight`. Without a reason: failed or cancelled."""
 
+    def own_samples(self) -> Iterator[Sample]:
+        """For /metrics, beside what all kinds of nodes show."""
+        yield from ()
+
     @property
     def num_busy(self) -> int:
         """What a drain waits for: requests, blocks that somebody may still fetch, news on their way."""
@@ -244,3 +248,4 @@ class Node(ABC, Generic[E]):
         connector = self.parts.connector.name
         yield from transfer_samples(connector, self.transfer_metrics, self.sender, self.receiver)
         yield from process_samples(len(self.sessions), len(self.in_flight))
+        yield from self.own_samples()

@@ -42,6 +42,7 @@ class Handoff:
         self._is_aborted = False
         self._has_failed = False
         self._num_published = 0
+        self.num_queued_blocks = 0  # computed, and not published yet
         self._task = spawn(self._run())
 
     @property
@@ -53,6 +54,7 @@ class Handoff:
         if self._is_aborted or self._task.done():
             self._release_blocks(computed.block_ids)
         else:
+            self.num_queued_blocks += len(computed.block_ids)
             self._queue.put_nowait(computed)
 
     def abort(self) -> None:
@@ -67,6 +69,7 @@ class Handoff:
                 self._release_blocks(computed.block_ids)
             else:
                 await self._publish(computed)
+            self.num_queued_blocks -= len(computed.block_ids)
             if self._is_aborted:
                 continue  # until the queue is empty
             if computed.is_last:

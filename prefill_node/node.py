@@ -9,13 +9,14 @@ A request ends with its first token; its blocks stay until fetched, released, or
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from kvasir.common.errors import InvalidRequest, Overloaded
 from kvasir.common.hashing import block_hashes, root_hash
+from kvasir.common.metrics import Sample
 from kvasir.engine import wire
 from kvasir.engine.types import Admitted, ComputedBlocks, FinishReason, num_blocks_for
 from kvasir.kv_connector.base import BlockKey
@@ -54,6 +55,10 @@ class PrefillNode(Node[PrefillRequest]):
     @property
     def num_busy(self) -> int:
         return super().num_busy + sum(not handoff.is_done for handoff in self._handoffs.values())
+
+    def own_samples(self) -> Iterator[Sample]:
+        num_blocks = sum(handoff.num_queued_blocks for handoff in self._handoffs.values())
+        yield Sample("kvasir:kv_blocks_to_publish", "Computed, and cannot be fetched yet.", num_blocks)
 
     def on_session_end(self, session: Session) -> None:
         """Its router can no longer say who shall fetch what has been handed off, nor let go of it."""

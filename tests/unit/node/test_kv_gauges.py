@@ -31,6 +31,8 @@ async def test_both_directions_of_a_peer() -> None:
         assert out["kvasir:kv_blocks_sent_total", "memory", ""] == 9
         assert out["kvasir:kv_bytes_sent_total", "memory", ""] == 9 * block_bytes
         assert out["kvasir:kv_send_seconds_total", "memory", ""] > 0
+        assert out["kvasir:kv_blocks_to_publish", "", ""] == 0
+        assert into["kvasir:kv_blocks_to_write_back", "", ""] == 0
         assert out["kvasir:kv_leases", "memory", ""] == out["kvasir:kv_blocks_lent", "memory", ""] == 0
         assert into["kvasir:kv_blocks_fetched_total", "memory", ""] == 9
         assert into["kvasir:kv_bytes_fetched_total", "memory", ""] == 9 * block_bytes
