@@ -12,6 +12,7 @@ from tests.e2e.test_parity import SMALL_CACHE
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 PROMPT = list(range(100, 130))
+CONSTRAINED = {"structured_outputs": {"regex": "([A-Z][a-z]{2,9} [0-9]+; )+"}}
 
 
 def body(model: str, seed: int | None, max_tokens: int = 40) -> dict[str, object]:
@@ -27,14 +28,14 @@ def body(model: str, seed: int | None, max_tokens: int = 40) -> dict[str, object
     }
 
 
-def sample(cluster: Cluster, seed: int | None, neighbours: int = 0) -> list[int]:
+def sample(cluster: Cluster, seed: int | None, neighbours: int = 0, **more: object) -> list[int]:
     async def run() -> list[int]:
         async with httpx.AsyncClient(base_url=cluster.url, timeout=200) as client:
             others = [
                 asyncio.create_task(client.post("/v1/completions", json=body(model, None, 20 + 10 * i)))
                 for i in range(neighbours)
             ]
-            response = await client.post("/v1/completions", json=body(model, seed))
+            response = await client.post("/v1/completions", json=body(model, seed) | more)
             for other in await asyncio.gather(*others):
                 assert other.status_code == 200, other.text
             assert response.status_code == 200, response.text
@@ -54,8 +55,13 @@ def test_same_seed_same_tokens(cluster: Cluster, model_dir: Path) -> None:
     assert sample(cluster, 43) != alone
     assert sample(cluster, None) != sample(cluster, None), "without a seed, two calls differ"
 
+    constrained = sample(cluster, 42, **CONSTRAINED)
+    assert constrained != alone
+    assert sample(cluster, 42, neighbours=3, **CONSTRAINED) == constrained
+
     with Cluster(model_dir, num_prefill=0) as one_process:
         assert sample(one_process, 42) == alone
+        assert sample(one_process, 42, **CONSTRAINED) == constrained
 
     with Cluster(model_dir, decode_args=SMALL_CACHE) as small:
         filler = {**body(small.model, None), "prompt": [7] * 600, "max_tokens": 300}
