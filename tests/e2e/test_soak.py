@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests import faulty
-from tests.cluster import Cluster, Service
+from tests.cluster import Cluster, Service, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
 
@@ -131,3 +131,26 @@ def test_everything_comes_back(slow_cluster: Cluster, leave: Callable[[Client], 
     assert expired == 0, "a lease had to end by itself"
     answer = slow_cluster.client().completions.create(model=slow_cluster.model, prompt="hello", max_tokens=4)
     assert answer.choices[0].finish_reason in ("stop", "length")
+
+
+def test_a_frozen_prefill_node_pins_nothing_on_the_decode_node(slow_cluster: Cluster) -> None:
+    """Frozen in mid-transfer, with a client that leaves: once the blocks were held for ever."""
+    prefill, decode = slow_cluster.prefill[0], slow_cluster.decode[0]
+
+    async def leave_while_frozen() -> None:
+        async with httpx.AsyncClient(base_url=slow_cluster.url, timeout=120) as client:
+            one = Client(slow_cluster, client, slow_cluster.model)
+            leaving = asyncio.create_task(one.leave_after(1, 60))
+            await asyncio.to_thread(wait_until, lambda: decode.metrics()["kvasir:kv_transfers_running"], 60, "transfer")
+            prefill.freeze()
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+
+    for _ in range(max(2, TIMES // 20)):
+        asyncio.run(leave_while_frozen())
+        try:
+            wait_until(lambda: is_at_rest(decode), BACK_WITHIN_S + 1, "the decode node holds nothing")
+        finally:
+            prefill.thaw()
+        slow_cluster.wait_ready()
+        wait_until(lambda: is_at_rest(prefill), 30, "the prefill node holds nothing")
