@@ -51,12 +51,17 @@ class Service:
     environment: Mapping[str, str]
     log_path: Path
     metrics_url: str
+    prefix: Sequence[str] = ()  # of the command line
     process: subprocess.Popen[bytes] = field(init=False)
 
     def start(self) -> None:
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", *self.arguments], env={**self.environment}, stdout=log, stderr=log, cwd=REPO
+                [*self.prefix, sys.executable, "-m", *self.arguments],
+                env={**self.environment},
+                stdout=log,
+                stderr=log,
+                cwd=REPO,
             )
 
     def kill(self) -> None:
@@ -119,6 +124,7 @@ class Cluster:
         decode_args: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         redis_args: Sequence[str] = (),
+        join_host: str = "127.0.0.1",
     ) -> None:
         self._stack = ExitStack()
         self._directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="kvasir-test-")))
@@ -133,7 +139,7 @@ class Cluster:
         self.connector = connector
         self.redis: RedisServer | None = None
         self._redis_args = redis_args
-        self._join = f"127.0.0.1:{free_port()}"
+        self._join = f"{join_host}:{free_port()}"
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         arguments = ["kvasir.router", "--port", str(port), "--grpc-listen", self._join, "--model", str(model_dir)]
@@ -167,18 +173,22 @@ class Cluster:
     def services(self) -> list[Service]:
         return [self.router, *self.prefill, *self.decode]
 
-    def add_node(self, role: str, extra_args: Sequence[str] = ()) -> Service:
+    def add_node(
+        self, role: str, extra_args: Sequence[str] = (), *, host: str = "127.0.0.1", prefix: Sequence[str] = ()
+    ) -> Service:
+        """`prefix` stands before its command line, to run it elsewhere; `host` is its address there."""
         nodes = self.prefill if role == "prefill" else self.decode
         metrics_port = free_port()
         arguments = [f"kvasir.{role}_node", "--model", str(self.model_dir), "--join", self._join]
-        arguments += ["--listen", "127.0.0.1:0", "--metrics-port", str(metrics_port), "--connector", self.connector]
+        arguments += ["--listen", f"{host}:0", "--metrics-port", str(metrics_port), "--connector", self.connector]
         arguments += ["--threads", "1", "--kv-cache-memory", "400MiB"]
         if self.redis is not None:
             arguments += ["--redis-url", self.redis.url]
         if self._uses("shared_storage"):
             arguments += ["--kv-path", str(self._directory / "kv")]
         arguments += [*self._node_args[role], *extra_args]
-        node = self._service(f"{role}-{len(nodes)}", arguments, f"http://127.0.0.1:{metrics_port}/metrics")
+        node = self._service(f"{role}-{len(nodes)}", arguments, f"http://{host}:{metrics_port}/metrics")
+        node.prefix = prefix
         nodes.append(node)
         self._start(node)
         return node
