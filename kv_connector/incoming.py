@@ -182,7 +182,7 @@ class IncomingTransfer:
         except TimeoutError as error:
             if not limit.expired():
                 self._source.failed(KVTransferError(f"{error!r}"))
-            elif not self._waits_for_deadline:
+            elif self._in_flight and not self._waits_for_deadline:
                 raise TooSlow(f"nothing came for as long as computing {len(self._in_flight)} blocks takes") from None
             else:
                 self._source.timed_out()
