@@ -7,6 +7,7 @@ COMMANDS = {
     "serve": ("kvasir.bench.serve", "load on any OpenAI endpoint; latencies and throughput"),
     "lab": ("kvasir.bench.lab.serving", "this suite against transformers, on this machine"),
     "kv": ("kvasir.bench.lab.kv", "each KV connector against the plain transport, on this machine"),
+    "kv-quality": ("kvasir.bench.lab.kv_quality", "what KV codecs do to a model's output, and how fast they are"),
 }
 
 
@@ -15,7 +16,7 @@ def main(argv: list[str]) -> int:
     if command in COMMANDS:
         return int(import_module(COMMANDS[command][0]).main(rest))
     wanted_help = command in ("--help", "-h")
-    lines = [f"  {name:<9}{text}" for name, (_, text) in COMMANDS.items()]
+    lines = [f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items()]
     usage = "\n".join(["usage: kvasir bench COMMAND [OPTIONS]", "", *lines])
     if wanted_help:
         print(usage)

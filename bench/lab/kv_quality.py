@@ -1,4 +1,4 @@
-"""`python -m kvasir.bench.lab.kv_quality`: what each codec does to a model's output, and how fast it is.
+"""`kvasir bench kv-quality`: what each codec does to a model's output, and how fast it is.
 
 Each prompt's KV goes through the codec between prefill and decode, by our own engine and checks. Held against the same
 engine that computes it all in one place, in fp32. Written to a folder as a table.
@@ -40,7 +40,7 @@ class Quality:
 
 def main(argv: list[str]) -> int:
     description = (__doc__ or "").partition("\n")[2].strip()
-    parser = argparse.ArgumentParser(prog="python -m kvasir.bench.lab.kv_quality", description=description)
+    parser = argparse.ArgumentParser(prog="kvasir bench kv-quality", description=description)
     parser.add_argument("--prompts", type=int, default=24, help="how many (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=64, help="generated for each (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=20, help="of the speed measurement (default: %(default)s)")
