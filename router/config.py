@@ -44,6 +44,10 @@ class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
     max_grammar_bytes: int = Field(default=1 << 20, gt=0, description="Longest schema, pattern or grammar of a client.")
     grammar_timeout_s: float = Field(default=1.5, gt=0, description="One that takes longer to compile is refused.")
     grammar_workers: int = Field(default=2, gt=0, description="Processes that compile them, once the first has come.")
+    max_resume_grace_s: float = Field(
+        default=60.0, ge=0, description="Longest `resume_grace_s`: how long a stream waits for its client to come back."
+    )
+    max_resumable_streams: int = Field(default=256, ge=0, description="Streams that may ask for that at once.")
     max_logprobs: int = Field(default=20, ge=0, description="Most alternatives a client may ask for.")
     shutdown_grace_s: float = Field(default=30.0, ge=0, description="How long requests may still run after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = "info"

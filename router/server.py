@@ -17,6 +17,7 @@ from kvasir.router.grammar.checker import GrammarChecker
 from kvasir.router.http_server import running_http_server
 from kvasir.router.metrics import RouterMetrics
 from kvasir.router.openai.api import OpenAIApi
+from kvasir.router.openai.kept_streams import KeptStreams
 from kvasir.router.openai.reading import habits_of
 from kvasir.router.openai.responses.api import ResponsesApi
 from kvasir.router.openai.responses.stores import response_store
@@ -68,6 +69,7 @@ async def serve(config: RouterConfig) -> None:
         config.request_timeout_s,
         lambda tenant, what: router_metrics.limited(tenant=tenant, limit=what),
     )
+    streams = KeptStreams(max_grace_s=config.max_resume_grace_s, max_streams=config.max_resumable_streams)
     stop = _StopSignals()
     async with running_cluster(config, secret, metrics) as cluster:
         api = OpenAIApi(
@@ -85,6 +87,7 @@ async def serve(config: RouterConfig) -> None:
                 enable_auto_tool_choice=config.enable_auto_tool_choice,
             ),
             grammars=grammars,
+            streams=streams,
         )
         responses = ResponsesApi(api, store)
         tokens = TokensApi(
@@ -97,6 +100,7 @@ async def serve(config: RouterConfig) -> None:
             log.info("serving %s on http://%s:%d", ", ".join(names), config.host, server.port)
             await stop.first.wait()
             log.info("stopping: requests that run may end within %g s", config.shutdown_grace_s)
+        await streams.close()
     await limiter.close()
     await grammars.close()
     await store.close()

@@ -91,6 +91,9 @@ class Usage:
 class Answer(Protocol):
     """What is made of the deltas."""
 
+    @property
+    def response_id(self) -> str: ...
+
     async def whole(self, deltas: AsyncIterator[ChoiceDelta]) -> dict[str, Any]: ...
 
     def events(self, deltas: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[bytes, None]:
@@ -102,6 +105,10 @@ class Answer(Protocol):
 class ChoicesAnswer:
     envelope: Envelope
     shape: Shape
+
+    @property
+    def response_id(self) -> str:
+        return self.envelope.response_id
 
     async def whole(self, deltas: AsyncIterator[ChoiceDelta]) -> dict[str, Any]:
         return await whole_answer(self.envelope, self.shape, deltas)

@@ -4,7 +4,7 @@ import math
 import reprlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -24,14 +24,17 @@ from kvasir.router.openai.client_gone import ClientGone, unless_gone
 from kvasir.router.openai.completions import CompletionShape
 from kvasir.router.openai.errors import ModelNotFound, error_response, json_response
 from kvasir.router.openai.generation import ChoiceDelta, generate_choices, merge_choices
+from kvasir.router.openai.kept_streams import KeptStreams, numbered
 from kvasir.router.openai.models import ChatBody, CompletionBody, GenerationBody
+from kvasir.router.openai.opening import Opening
 from kvasir.router.openai.parsing import parse_body
 from kvasir.router.openai.prompts import Prompt, chat_prompt, completion_prompts
 from kvasir.router.openai.reading import ModelHabits, Reading, reading_of
 from kvasir.router.openai.routing import routed_requests
 from kvasir.router.openai.sampling import text_rules_of
-from kvasir.router.openai.sse import EventStream
+from kvasir.router.openai.sse import HEARTBEAT_S, EventStream
 from kvasir.router.openai.structured import checked, with_grammar
+from kvasir.router.tenants.tenant import current_tenant
 from kvasir.router.text.answer_reader import AnswerReader
 from kvasir.router.text.chat_renderer import ChatRenderer
 from kvasir.router.text.tokenizer import TextTokenizer
@@ -62,12 +65,14 @@ class OpenAIApi:
         max_logprobs: int,
         habits: ModelHabits,
         grammars: GrammarChecker,
+        streams: KeptStreams,
     ) -> None:
         self._backend = backend
         self.tokenizer = tokenizer
         self._renderer = renderer
         self._habits = habits
         self._grammars = grammars
+        self._streams = streams
         self._metrics = metrics
         self.model_names = tuple(model_names)
         self._max_request_bytes = max_request_bytes
@@ -94,6 +99,9 @@ class OpenAIApi:
         kind: type[B],
         prepare: Callable[[B, RequestRecord], Awaitable[Generation]],
     ) -> Response:
+        last_event_id = request.headers.get("last-event-id")
+        if last_event_id is not None:
+            return await self._resume(request, last_event_id)
         record = self._metrics.begin(endpoint)
         try:
             body, num_unknown = await parse_body(await read_body(request, self._max_request_bytes), kind)
@@ -108,6 +116,15 @@ class OpenAIApi:
             record.end(outcome_of(error))
             return error_response(error)
 
+    async def _resume(self, request: Request, last_event_id: str) -> Response:
+        try:
+            await read_body(request, self._max_request_bytes)
+            return self._streams.resume(current_tenant.get().owner, last_event_id)
+        except ClientDisconnect:
+            return Response(status_code=_CLIENT_CLOSED_REQUEST)
+        except Exception as error:
+            return error_response(error)
+
     async def _answer(
         self, body: B, record: RequestRecord, prepare: Callable[[B, RequestRecord], Awaitable[Generation]]
     ) -> Response:
@@ -118,9 +135,15 @@ class OpenAIApi:
                 return json_response(await answer.whole(deltas))
             finally:
                 await deltas.aclose()
-        # Status and headers wait for the first token: what fails before it has a status of its own.
-        first = await anext(deltas)
-        return EventStream(answer.events(_rejoined(first, deltas)), close=deltas.aclose)
+        grace_s = None if body.stream_options is None else body.stream_options.resume_grace_s
+        if grace_s is not None:
+            self._streams.check_room()
+        opening = Opening(deltas)
+        await opening.wait(HEARTBEAT_S)
+        events = numbered(answer.response_id, answer.events(opening.deltas()))
+        if grace_s is None:
+            return EventStream(events, close=opening.aclose)
+        return self._streams.keep(current_tenant.get().owner, answer.response_id, events, opening.aclose, grace_s)
 
     async def _prepare_completion(self, body: CompletionBody, record: RequestRecord) -> Generation:
         limits = self._begin(body, "logprobs")
@@ -224,9 +247,3 @@ def timeout_of(headers: Mapping[str, str]) -> float | None:
         if 0 < (timeout_s := float(text)) < math.inf:
             return timeout_s
     raise InvalidRequest(f"x-request-timeout must be seconds, got {reprlib.repr(text)}", "timeout", "invalid_value")
-
-
-async def _rejoined(first: ChoiceDelta, rest: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[ChoiceDelta, None]:
-    yield first
-    async for delta in rest:
-        yield delta

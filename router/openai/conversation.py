@@ -20,7 +20,8 @@ async def rendered_chat(
     messages = [template_message(message, index) for index, message in enumerate(body.messages)]
     template_kwargs = body.chat_template_kwargs or {}
     if body.reasoning_effort is not None:
-        template_kwargs = {"reasoning_effort": body.reasoning_effort, **template_kwargs}
+        thinking = {"enable_thinking": False} if body.reasoning_effort == "none" else {}
+        template_kwargs = {"reasoning_effort": body.reasoning_effort, **thinking, **template_kwargs}
     text = await renderer.render(
         messages,
         template=body.chat_template,

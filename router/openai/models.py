@@ -25,6 +25,8 @@ class Body(BaseModel):
 class StreamOptions(Body):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    # For so long the generation goes on after its client has gone, who may come back: see kept_streams.py
+    resume_grace_s: Annotated[Finite, Field(gt=0)] | None = None
 
 
 class GenerationBody(Body):

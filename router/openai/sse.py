@@ -1,5 +1,6 @@
 """Server-sent events: how they look, and a response that stops its source when the client leaves."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ from starlette.types import Receive, Scope, Send
 from kvasir.router.openai.client_gone import ClientGone, unless_gone
 
 DONE = b"data: [DONE]\n\n"
+HEARTBEAT = b": still here\n\n"  # a comment: no client sees it, and no proxy takes the connection for idle
+HEARTBEAT_S = 15.0
 
 # No proxy may hold events back: nginx reads the second, compressing ones the first.
 _HEADERS = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}
@@ -20,13 +23,25 @@ def event(content: Any, name: str | None = None) -> bytes:
     return head + b"data: " + orjson.dumps(content) + b"\n\n"
 
 
-class EventStream(StreamingResponse):
-    """Sends each event as it comes. However it ends, `close` is called: the source may hold what costs others."""
+async def _nothing() -> None:
+    pass
 
-    def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], Awaitable[None]]) -> None:
+
+class EventStream(StreamingResponse):
+    """Sends each event as it comes, and comments while none does. However it ends, `close` is called: the source may
+    hold what costs others."""
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        close: Callable[[], Awaitable[None]] = _nothing,
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> None:
         super().__init__(events, headers=_HEADERS, media_type="text/event-stream")
         self._events = events
         self._close = close
+        self._heartbeat_s = heartbeat_s
+        self._last_sent_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -39,6 +54,23 @@ class EventStream(StreamingResponse):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for data in self._events:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+        loop = asyncio.get_running_loop()
+        self._last_sent_s = loop.time()
+        beating = asyncio.create_task(self._beat(send))
+        try:
+            async for data in self._events:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+                self._last_sent_s = loop.time()
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _beat(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            silence_s = loop.time() - self._last_sent_s
+            if silence_s >= self._heartbeat_s:
+                await send({"type": "http.response.body", "body": HEARTBEAT, "more_body": True})
+                self._last_sent_s, silence_s = loop.time(), 0.0
+            await asyncio.sleep(self._heartbeat_s - silence_s)

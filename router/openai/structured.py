@@ -15,5 +15,7 @@ def with_grammar(request: RoutedRequest, grammar: Grammar | None) -> RoutedReque
 async def checked(requests: Sequence[RoutedRequest], checker: GrammarChecker, param: str) -> list[RoutedRequest]:
     """With grammars as nodes are to have them. Raises InvalidRequest for the field `param`."""
     grammars = {request.sampling.grammar for request in requests} - {None}  # few: choices share theirs
-    ready = {grammar: await checker.check(grammar, param) for grammar in grammars if grammar is not None}
+    ready: dict[Grammar | None, Grammar] = {
+        grammar: await checker.check(grammar, param) for grammar in grammars if grammar is not None
+    }
     return [with_grammar(request, ready.get(request.sampling.grammar)) if ready else request for request in requests]

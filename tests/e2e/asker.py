@@ -31,9 +31,10 @@ class Asker:
         """Every event is a line of JSON in UTF-8; the last is [DONE]."""
         response = await self._client.post(path, json={"model": self._model, "stream": True, **body})
         assert response.status_code == 200, response.text
-        *events, done, rest = response.content.decode("utf-8", errors="strict").split("\n\n")
-        assert (done, rest) == ("data: [DONE]", "")
-        return [json.loads(event.removeprefix("data: ")) for event in events]
+        lines = response.content.decode("utf-8", errors="strict").split("\n")
+        *events, done = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+        assert done == "[DONE]"
+        return [json.loads(event) for event in events]
 
     async def ids(self, prompt: str | Sequence[int], **body: Any) -> list[int]:
         ids: list[int] = (await self.whole(prompt=prompt, **GREEDY, **body))["choices"][0]["token_ids"]

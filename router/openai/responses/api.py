@@ -41,6 +41,10 @@ class ResponseAnswer:
         self._writer = writer
         self._kept = kept
 
+    @property
+    def response_id(self) -> str:
+        return str(self._writer.response["id"])
+
     async def whole(self, deltas: AsyncIterator[ChoiceDelta]) -> dict[str, Any]:
         self._writer.begin()
         async for delta in deltas:

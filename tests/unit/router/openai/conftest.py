@@ -18,6 +18,7 @@ from kvasir.router.grammar.checker import GrammarChecker
 from kvasir.router.http_server import running_http_server
 from kvasir.router.metrics import RouterMetrics
 from kvasir.router.openai.api import OpenAIApi
+from kvasir.router.openai.kept_streams import KeptStreams
 from kvasir.router.openai.reading import ModelHabits
 from kvasir.router.openai.responses.api import ResponsesApi
 from kvasir.router.openai.responses.store import MemoryResponseStore
@@ -105,6 +106,7 @@ async def running_router(
     router_metrics = RouterMetrics(metrics)
     renderer = ChatRenderer(ChatTemplate(TEMPLATE, SPECIAL_TOKENS), trusts_requests=trusts_requests)
     limiter = Limiter(MemoryBudgets(), 600, lambda tenant, what: router_metrics.limited(tenant=tenant, limit=what))
+    streams = KeptStreams(max_grace_s=60, max_streams=4)
     api = OpenAIApi(
         TenantBackend(dispatcher, limiter, isolates=isolates_tenants),
         TOKENIZER,
@@ -115,6 +117,7 @@ async def running_router(
         max_logprobs=5,
         habits=habits,
         grammars=grammars,
+        streams=streams,
     )
     store = MemoryResponseStore(ttl_s=60, max_bytes=1 << 20)
     tokens = TokensApi(dispatcher, TOKENIZER, renderer, model_names=["m", "org/m"], max_request_bytes=max_request_bytes)
@@ -128,6 +131,7 @@ async def running_router(
         finally:
             await router.http.aclose()
             await router.openai.close()
+            await streams.close()
             await grammars.close()
             folder.cleanup()
 

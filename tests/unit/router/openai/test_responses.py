@@ -55,7 +55,8 @@ def events_of(response: httpx.Response) -> list[dict[str, Any]]:
     assert blocks.pop() == ""
     events = []
     for number, block in enumerate(blocks):
-        name, data = block.split("\n")
+        event_id, name, data = block.split("\n")
+        assert event_id.endswith(f":{number + 1}")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
         assert event["sequence_number"] == number

@@ -17,10 +17,12 @@ NUM_TOKENS = len(ids(TEXT)) + 1  # the end token is generated too
 
 
 def events(response: httpx.Response) -> list[Any]:
-    """Every event is one line of JSON; the last is [DONE]."""
+    """Every event has its number, and is one line of JSON; the last is [DONE]."""
     assert response.status_code == 200, response.text
-    lines = response.text.split("\n\n")
-    assert lines.pop() == ""
+    blocks = response.text.split("\n\n")
+    assert blocks.pop() == ""
+    ids, lines = zip(*(block.split("\n") for block in blocks), strict=True)
+    assert [int(line.rsplit(":", 1)[1]) for line in ids] == list(range(1, len(ids) + 1))
     assert all(line.startswith("data: ") for line in lines)
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]

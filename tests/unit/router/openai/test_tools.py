@@ -43,8 +43,8 @@ HABITS = ModelHabits(tool_format="hermes", reasoning_format="qwen3")
 def chunks_of(response: httpx.Response) -> list[dict[str, Any]]:
     """Every event is JSON, and the last one [DONE]."""
     assert response.status_code == 200, response.text
-    *lines, done, end = response.text.split("\n\n")
-    assert (done, end) == ("data: [DONE]", "")
+    *lines, done = [line for line in response.text.split("\n") if line.startswith("data: ")]
+    assert done == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 

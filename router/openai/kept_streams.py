@@ -1,0 +1,155 @@
+"""Streams that their reader may come back to: what was sent is kept, and the generation goes on without a reader for as
+long as the client has asked for.
+
+    POST ... "stream_options": {"resume_grace_s": 20}    events carry `id: RESPONSE:1`, `id: RESPONSE:2`, ...
+    POST ... Last-Event-ID: RESPONSE:17                   the events from 18 on, then as they come; no body is needed
+"""
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+
+from kvasir.common.errors import Overloaded
+from kvasir.router.openai.errors import HttpError
+from kvasir.router.openai.sse import EventStream
+
+_EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,128}):([0-9]{1,18})")
+
+
+class KeptStream:
+    """Reads its source to the end, whether somebody listens or not, and ends it when nobody has for too long."""
+
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], close: Callable[[], Awaitable[None]], grace_s: float, max_bytes: int
+    ) -> None:
+        self._grace_s = grace_s
+        self._max_bytes = max_bytes
+        self._events: deque[bytes] = deque()
+        self._num_dropped = 0  # of the oldest, to stay within max_bytes
+        self._num_bytes = 0
+        self._num_readers = 0
+        self._news = asyncio.Event()
+        self._is_over = False
+        self._source = asyncio.create_task(self._pump(events, close))
+        self._patience: asyncio.TimerHandle | None = None
+        self._be_patient()
+        self._on_forgotten: Callable[[], None] = lambda: None
+
+    def when_forgotten(self, callback: Callable[[], None]) -> None:
+        self._on_forgotten = callback
+
+    def has(self, number: int) -> bool:
+        """Whether the events after this one are all there (to come)."""
+        return self._num_dropped <= number <= self._num_dropped + len(self._events)
+
+    async def read(self, after: int) -> AsyncGenerator[bytes, None]:
+        """Events number `after` + 1 and on, to the end."""
+        self._num_readers += 1
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        try:
+            while True:
+                while after < self._num_dropped + len(self._events):
+                    if after < self._num_dropped:
+                        return  # too slow a reader: it can say where it was, and is told that it is too late
+                    yield self._events[after - self._num_dropped]
+                    after += 1
+                if self._is_over:
+                    return
+                self._news.clear()
+                await self._news.wait()
+        finally:
+            self._num_readers -= 1
+            if not self._num_readers:
+                self._be_patient()
+
+    async def close(self) -> None:
+        self._forget()
+        await asyncio.gather(self._source, return_exceptions=True)
+
+    async def _pump(self, events: AsyncGenerator[bytes, None], close: Callable[[], Awaitable[None]]) -> None:
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    self._keep(event)
+        finally:
+            self._is_over = True
+            self._news.set()
+            await close()
+
+    def _keep(self, event: bytes) -> None:
+        self._events.append(event)
+        self._num_bytes += len(event)
+        while self._num_bytes > self._max_bytes:
+            self._num_bytes -= len(self._events.popleft())
+            self._num_dropped += 1
+        self._news.set()
+
+    def _be_patient(self) -> None:
+        self._patience = asyncio.get_running_loop().call_later(self._grace_s, self._forget)
+
+    def _forget(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        self._source.cancel()
+        self._on_forgotten()
+
+
+class KeptStreams:
+    """Those of one process. `owner`: whoever a stream belongs to; for anybody else it is not there."""
+
+    def __init__(self, *, max_grace_s: float, max_streams: int, max_bytes: int = 16 << 20) -> None:
+        self._max_grace_s = max_grace_s
+        self._max_streams = max_streams
+        self._max_bytes = max_bytes
+        self._streams: dict[tuple[str, str], KeptStream] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def check_room(self) -> None:
+        if len(self._streams) >= self._max_streams:
+            raise Overloaded(f"{self._max_streams} streams are kept for clients to come back to: no room for another")
+
+    def keep(
+        self,
+        owner: str,
+        response_id: str,
+        events: AsyncGenerator[bytes, None],
+        close: Callable[[], Awaitable[None]],
+        grace_s: float,
+    ) -> EventStream:
+        """The answer to the client that began it."""
+        stream = KeptStream(events, close, min(grace_s, self._max_grace_s), self._max_bytes)
+        self._streams[owner, response_id] = stream
+        stream.when_forgotten(lambda: self._forget(owner, response_id))
+        return EventStream(stream.read(after=0))
+
+    def resume(self, owner: str, last_event_id: str) -> EventStream:
+        """The answer to a client that has come back. 404 if there is nothing to go on with: it has to begin anew."""
+        match = _EVENT_ID.fullmatch(last_event_id)
+        if match is None:
+            raise HttpError(400, "Last-Event-ID is not the id of an event of a stream", "invalid_event_id")
+        stream = self._streams.get((owner, match[1]))
+        if stream is None or not stream.has(int(match[2])):
+            raise HttpError(404, "this stream is not kept (any more)", "stream_not_found")
+        return EventStream(stream.read(after=int(match[2])))
+
+    def _forget(self, owner: str, response_id: str) -> None:
+        self._streams.pop((owner, response_id), None)
+
+    async def close(self) -> None:
+        for stream in list(self._streams.values()):
+            await stream.close()
+
+
+async def numbered(response_id: str, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The same events, each with an id that names the stream and the place in it."""
+    number = 0
+    async with aclosing(events):
+        async for event in events:
+            number += 1
+            yield b"id: %b:%d\n" % (response_id.encode(), number) + event
