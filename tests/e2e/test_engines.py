@@ -15,7 +15,7 @@ from tests.e2e.asker import Asker, ask
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 FETCHED = "kvasir:kv_blocks_fetched_total"
-NAMES = ("64-tokens", "513-tokens", "2000-tokens", "chat-0", "chat-6")
+NAMES = ("64-tokens", "513-tokens", "chat-0", "chat-6")
 
 
 @pytest.fixture(scope="module", params=["nixl", "mooncake"])
