@@ -11,6 +11,7 @@ from kvasir.router.openai.errors import HttpError, current_request_id, error_res
 from kvasir.router.tenants.tenant import current_tenant
 
 _MAX_REQUEST_ID_CHARS = 128
+_FOR_PEOPLE = frozenset({"/", "/docs"})
 
 
 class Guard:
@@ -56,7 +57,7 @@ def _request_id(given: str | None) -> str:
 
 
 def _unauthorized(path: str) -> HttpError:
-    """For the page, the browser asks its user: any name, and the key as password."""
+    """For a page, the browser asks its user: any name, and the key as password."""
     message = "a valid API key is needed, as 'Authorization: Bearer KEY'"
-    challenge = 'Basic realm="Kvasir: an API key as the password"' if path == "/" else "Bearer"
+    challenge = 'Basic realm="Kvasir: an API key as the password"' if path in _FOR_PEOPLE else "Bearer"
     return HttpError(401, message, "invalid_api_key", {"www-authenticate": challenge})

@@ -28,7 +28,10 @@ class ChatShape:
         return _chunk(first.index, {"role": "assistant", "content": ""})
 
     def piece(self, delta: ChoiceDelta) -> dict[str, Any] | None:
-        message = self._message([delta])
+        if delta.parts is None:
+            message: dict[str, Any] = {"content": delta.text} if delta.text else {}
+        else:
+            message = self._message([delta])
         choice = _chunk(delta.index, message)
         if self._has_logprobs and delta.token_ids:
             choice["logprobs"] = chat_logprobs(delta.logprobs, self._top_logprobs, self._tokenizer)
