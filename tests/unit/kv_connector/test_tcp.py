@@ -25,10 +25,13 @@ KEYS = protocol.keys_of(SECRET)
 
 
 @asynccontextmanager
-async def stranger(node: Node, password: bytes = KEYS.password) -> AsyncIterator[zmq.asyncio.Socket]:
+async def stranger(
+    node: Node, password: bytes = KEYS.password, max_unread: int = 1000
+) -> AsyncIterator[zmq.asyncio.Socket]:
     """Who knows the password, it may be by listening, and nothing else."""
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.DEALER)
+    socket.set(zmq.RCVHWM, max_unread)
     socket.set(zmq.PLAIN_USERNAME, protocol.USER)
     socket.set(zmq.PLAIN_PASSWORD, password)
     socket.connect(f"tcp://{node.connector.endpoint}")

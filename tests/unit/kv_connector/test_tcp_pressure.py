@@ -1,0 +1,85 @@
+"""Receivers that ask and do not read: what a sender lends stays within its bounds, and others are served."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from kvasir.kv_connector import tcp_protocol as protocol
+from kvasir.kv_connector import tcp_server
+from kvasir.kv_connector.base import BlockKey, Ticket
+from kvasir.kv_connector.testing import LARGE, Node, Pair, open_node, random_keys, until
+from tests.unit.kv_connector.test_tcp import DEADLINE_S, SETTINGS, fetch_all, shake_hands, stranger
+
+NUM_BLOCKS = 40
+
+
+async def ask_for_all(socket: zmq.asyncio.Socket, ticket: Ticket, keys: list[BlockKey]) -> None:
+    await socket.send(protocol.fetch(0, ticket.transfer_id, keys))
+
+
+async def publish(node: Node) -> tuple[Ticket, list[BlockKey]]:
+    pair, keys = Pair(node, node), random_keys(NUM_BLOCKS)
+    ticket = pair.ticket()
+    await node.sender.publish(ticket, pair.outgoing(keys))
+    return ticket, keys
+
+
+async def test_who_does_not_read_holds_up_nobody_else() -> None:
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        open_node(SETTINGS, LARGE, num_blocks=64) as node,
+        open_node(SETTINGS, LARGE, seed=2) as other,
+        stranger(node, max_unread=1) as idle,
+    ):
+        ticket, keys = await publish(node)
+        await shake_hands(idle)
+        for _ in range(2 * protocol.MAX_REQUESTS_PER_PEER // NUM_BLOCKS):
+            await ask_for_all(idle, ticket, keys)
+        assert await fetch_all(Pair(node, other)) == ()
+        assert 0 < node.sender.num_borrowed_blocks <= protocol.MAX_REQUESTS_PER_PEER
+        node.sender.abort(ticket.transfer_id)
+
+
+async def test_what_is_lent_in_all_is_bounded_and_what_waits_is_lent_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_server, "_MAX_LENT", 6)
+    most = 0
+    async with AsyncExitStack() as stack:
+        node = await stack.enter_async_context(open_node(SETTINGS, LARGE, num_blocks=64))
+        ticket, keys = await publish(node)
+        readers = [await stack.enter_async_context(stranger(node)) for _ in range(4)]
+        for reader in readers:
+            await shake_hands(reader)
+            await ask_for_all(reader, ticket, keys)
+
+        async def read_all(reader: zmq.asyncio.Socket) -> None:
+            nonlocal most
+            for _ in keys:
+                assert (await reader.recv_multipart())[0][:1] == protocol.BLOCK
+                most = max(most, node.sender.num_borrowed_blocks)
+
+        await asyncio.gather(*(read_all(reader) for reader in readers))
+        assert 0 < most <= 6
+        node.sender.abort(ticket.transfer_id)
+        await until(lambda: node.sender.num_leased_blocks == 0)
+
+
+async def test_receivers_that_vanish_while_they_wait_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_server, "_MAX_LENT", 6)
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        open_node(SETTINGS, LARGE, num_blocks=64) as node,
+        open_node(SETTINGS, LARGE, seed=2) as other,
+    ):
+        ticket, keys = await publish(node)
+        async with AsyncExitStack() as stack:
+            for _ in range(4):
+                reader = await stack.enter_async_context(stranger(node, max_unread=1))
+                await shake_hands(reader)
+                await ask_for_all(reader, ticket, keys)
+            await until(lambda: node.sender.num_borrowed_blocks > 0)
+        node.sender.abort(ticket.transfer_id)
+        await until(lambda: node.sender.num_leased_blocks == 0)
+        assert await fetch_all(Pair(node, other)) == ()
