@@ -124,7 +124,7 @@ class Link:
                 if not started:
                     started.append(await self._start(transfer_id, waiting))
                 frames = await asyncio.shield(started[0].frames)
-                if waiting and self._opened.num_free:
+                if waiting and self._has_room:
                     started.append(await self._start(transfer_id, waiting))
                 for key, frame in zip(started[0].keys, frames, strict=True):
                     yield key, frame
@@ -136,12 +136,19 @@ class Link:
     # One batch.
 
     @property
+    def _has_room(self) -> bool:
+        return self._staging is not None and self._staging.num_free > 0
+
+    @property
     def _opened(self) -> Staging:
-        assert self._staging is not None, "not connected"
+        if self._staging is None:
+            raise KVTransferError(self.why_lost or "not connected yet")
         return self._staging
 
     async def _start(self, transfer_id: TransferId, waiting: deque[BlockKey]) -> _Batch:
-        slots = await self._or_lost(self._opened.take(min(len(waiting), max(self._opened.num_slots // 2, 1))))
+        while not self._opened.num_free:
+            await self._or_lost(self._opened.has_free.wait())
+        slots = self._opened.take(min(len(waiting), max(self._opened.num_slots // 2, 1)))
         keys = [waiting.popleft() for _ in slots]
         answers: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
         request = next(self._numbers).to_bytes(8, "little")
@@ -247,7 +254,8 @@ class Link:
     def _end(self, letting_go: asyncio.Future[None]) -> None:
         if letting_go.cancelled() or letting_go.exception():
             log.warning("%s, and its reads cannot be ended: %r", self.why_lost, letting_go)
-            self._opened.keep_for_ever()
+            if self._staging is not None:
+                self._staging.keep_for_ever()
         self._staging = None
         self.ended.set()
 

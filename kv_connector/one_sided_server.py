@@ -16,6 +16,7 @@ from kvasir.kv_connector.settings import ConnectorSettings
 log = logging.getLogger(__name__)
 
 _MAX_CONNECTIONS = 1024
+_MAX_LOANS_PER_CONNECTION = 1024
 _MAX_LENT_PER_CONNECTION = 2048  # blocks
 _STALL_TIMEOUT_S = 3.0
 
@@ -32,6 +33,9 @@ class _Connection:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     loans: dict[bytes, _Loan] = field(default_factory=dict)
+
+    def may_ask(self, request: bytes) -> bool:
+        return request not in self.loans and len(self.loans) < _MAX_LOANS_PER_CONNECTION
 
     @property
     def num_lent(self) -> int:
@@ -84,7 +88,7 @@ class LoanServer:
                 await self._shake_hands(connection)
             while True:
                 await self._serve(connection, await protocol.read(reader, protocol.MAX_REQUEST_BYTES))
-        except (KVTransferError, TimeoutError) as error:
+        except (KVTransferError, TimeoutError, OSError) as error:
             log.debug("a receiver's connection has ended: %r", error)
         except asyncio.CancelledError:
             pass  # by our `close`; streams would log it
@@ -120,7 +124,7 @@ class LoanServer:
 
     async def _serve(self, connection: _Connection, message: Sequence[bytes]) -> None:
         match message:
-            case [protocol.FETCH, request, transfer, *keys] if request not in connection.loans:
+            case [protocol.FETCH, request, transfer, *keys] if connection.may_ask(request):
                 await self._lend(connection, request, _transfer_id(transfer), [BlockKey(key) for key in keys])
             case [protocol.DONE, request]:
                 if loan := connection.loans.pop(request, None):

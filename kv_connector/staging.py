@@ -17,8 +17,8 @@ class Staging:
         self._bytes = np.full((num_slots, block_bytes), 0xFF, np.uint8)
         self.num_slots = num_slots
         self._free = list(range(num_slots))
-        self._has_free = asyncio.Event()
-        self._has_free.set()
+        self.has_free = asyncio.Event()
+        self.has_free.set()
 
     @property
     def pool(self) -> Pool:
@@ -31,17 +31,16 @@ class Staging:
     def num_free(self) -> int:
         return len(self._free)
 
-    async def take(self, most: int) -> list[int]:
-        """At least one, as soon as there is one, and neighbours if possible."""
-        while not self._free:
-            self._has_free.clear()
-            await self._has_free.wait()
+    def take(self, most: int) -> list[int]:
+        """What there is, neighbours if possible."""
         taken, self._free = self._free[:most], self._free[most:]
+        if not self._free:
+            self.has_free.clear()
         return taken
 
     def put_back(self, slots: Sequence[int]) -> None:
         self._free = sorted([*self._free, *slots])
-        self._has_free.set()
+        self.has_free.set()
 
     def keep_for_ever(self) -> None:
         """Somebody may still write here, and nobody can say until when."""
