@@ -71,6 +71,21 @@ def without_ids(parts: list[Part]) -> list[Part]:
     ]
 
 
+def check_order(parts: list[Part]) -> None:
+    """A call begins, has arguments and ends, in one go; only the last may lack its end."""
+    open_call: int | None = None
+    for part in parts:
+        match part:
+            case CallStart(index):
+                assert open_call is None
+                open_call = index
+            case CallArguments(index) | CallEnd(index):
+                assert open_call == index
+                open_call = None if isinstance(part, CallEnd) else index
+            case _:
+                assert open_call is None
+
+
 def content_of(parts: list[Part]) -> str:
     return "".join(part.text for part in parts if isinstance(part, Content))
 
@@ -159,6 +174,7 @@ def test_the_parts_of_a_text_that_is_cut_anywhere_depend_on_the_text_alone(case:
 def test_any_text_at_all_is_read_alike_in_any_pieces(name: str, words: list[str], seed: int, is_cut: bool) -> None:
     text = "".join(words)
     parts = without_ids(read(TOOL_FORMATS[name], [text], is_cut=is_cut))
+    check_order(parts)
     assert without_ids(read(TOOL_FORMATS[name], list(text), is_cut=is_cut)) == parts
     assert without_ids(read(TOOL_FORMATS[name], chopped(text, seed), is_cut=is_cut)) == parts
 
