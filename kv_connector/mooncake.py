@@ -46,6 +46,9 @@ class MooncakeEngine:
             self._lent = lent
         return f"{self._host}:{self._engine.get_rpc_port()}".encode()
 
+    def lending(self, is_lending: bool) -> None:
+        """It serves by threads of its own."""
+
     def connect(self, description: bytes, remote: Pool, local: Pool) -> "MooncakeChannel":
         return MooncakeChannel(self._engine, self._is_closing, description.decode(), remote, local)
 

@@ -24,6 +24,7 @@ from kvasir.kv_connector.one_sided_protocol import is_loopback
 from kvasir.kv_connector.settings import ConnectorSettings
 
 _POLL_S = 0.0005
+_IDLE_S = 0.01
 _HANGING_POLL_S = 0.05
 # The package `nixl` is a door to the other two, of which either will do where no CUDA is used.
 _MODULES = ("nixl._api", "nixl_cu12._api", "nixl_cu13._api")
@@ -39,10 +40,15 @@ class NixlConnector(OneSidedConnector):
 
 
 class NixlEngine:
-    """One agent, for what is lent and for what is read."""
+    """One agent, for what is lent and for what is read.
+
+    NIXL's own progress thread would keep a core busy for as long as the node lives. Ours looks in on UCX often while
+    something is lent, and now and then otherwise.
+    """
 
     def __init__(self, api: Any) -> None:
         self._api = api
+        self._is_lending = threading.Event()
         self.agent: Any = None
         self._registered: Any = None
         self.is_closing = threading.Event()
@@ -51,11 +57,24 @@ class NixlEngine:
 
     def open(self, lent: Pool | None) -> bytes:
         sync_mode = self._api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT  # each link has a thread of its own
-        config = self._api.nixl_agent_config(backends=["UCX"], sync_mode=sync_mode)
+        config = self._api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"], sync_mode=sync_mode)
         self.agent = self._api.nixl_agent(uuid.uuid4().hex, config)
         if lent is not None:
             self._registered = self.agent.register_memory([(lent.address, lent.num_bytes, 0, "")], "DRAM")
+        threading.Thread(target=self._progress, args=(self.agent,), name="kv-nixl", daemon=True).start()
         return bytes(self.agent.get_agent_metadata())
+
+    def lending(self, is_lending: bool) -> None:
+        if is_lending:
+            self._is_lending.set()
+        else:
+            self._is_lending.clear()
+
+    def _progress(self, agent: Any) -> None:
+        while not self.is_closing.is_set():
+            if self._is_lending.wait(_IDLE_S):
+                time.sleep(_POLL_S)
+            agent.get_new_notifs()  # which makes UCX answer those who read
 
     def connect(self, description: bytes, remote: Pool, local: Pool) -> "NixlChannel":
         with self._lock:  # a peer is known as long as any channel needs it

@@ -48,7 +48,7 @@ class OneSidedConnector:
         self._max_payload_bytes = max_payload_bytes
         pool = None if source.pool is None else Pool.of(source.pool)
         description = await asyncio.to_thread(self._engine.open, pool)
-        self._server = LoanServer(source, pool, description, self._settings)
+        self._server = LoanServer(source, pool, description, self._settings, self._engine.lending)
         self._port = await self._server.start()
 
     async def close(self) -> None:

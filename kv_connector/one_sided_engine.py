@@ -1,7 +1,7 @@
 """What an engine for one-sided reads must do for `OneSidedConnector`.
 
-All methods block, and are called outside the event loop: those of one channel by one thread at a time, those of an
-engine by any. They raise whatever they like; a connector makes a lost peer of it.
+All methods but one block, and are called outside the event loop: those of one channel by one thread at a time, those
+of an engine by any. They raise whatever they like; a connector makes a lost peer of it.
 """
 
 from collections.abc import Sequence
@@ -61,6 +61,10 @@ class ReadChannel(Protocol):
 class ReadEngine(Protocol):
     def open(self, lent: Pool | None) -> bytes:
         """Let others read this pool. Returns what their `connect` must be told."""
+        ...
+
+    def lending(self, is_lending: bool) -> None:
+        """Whether somebody may be reading now. Called on the event loop; does not block."""
         ...
 
     def connect(self, description: bytes, remote: Pool, local: Pool) -> ReadChannel:

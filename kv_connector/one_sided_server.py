@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvasir.common.errors import KVTransferError
@@ -44,12 +44,18 @@ class _Connection:
 
 class LoanServer:
     def __init__(
-        self, source: BlockSource, pool: Pool | None, engine_description: bytes, settings: ConnectorSettings
+        self,
+        source: BlockSource,
+        pool: Pool | None,
+        engine_description: bytes,
+        settings: ConnectorSettings,
+        lending: Callable[[bool], None],
     ) -> None:
         self._source = source
         self._pool = pool or Pool(0, 0, 0)
         self._engine_description = engine_description
         self._settings = settings
+        self._lending = lending
         self._loan_s = settings.lease_s
         self._server: asyncio.Server | None = None
         self._connections: dict[_Connection, asyncio.Task[None]] = {}
@@ -141,6 +147,7 @@ class LoanServer:
     ) -> None:
         loan = connection.loans[request] = _Loan(transfer_id)
         self._loans.add(loan)
+        self._lending(True)
         loan.end = asyncio.get_running_loop().call_later(self._loan_s, self._expire, connection, request, loan)
         for index, key in enumerate(keys):
             self._answer(connection, request, index, loan, key)
@@ -172,6 +179,8 @@ class LoanServer:
 
     def _take_back(self, loan: _Loan) -> None:
         self._loans.discard(loan)
+        if not self._loans:
+            self._lending(False)
         if loan.end is not None:
             loan.end.cancel()
         keys, loan.keys = loan.keys, []

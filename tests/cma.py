@@ -25,6 +25,9 @@ class CmaEngine:
     def open(self, lent: Pool | None) -> bytes:
         return str(os.getpid()).encode()
 
+    def lending(self, is_lending: bool) -> None:
+        self.is_lending = is_lending
+
     def connect(self, description: bytes, remote: Pool, local: Pool) -> "CmaChannel":
         return CmaChannel(self, int(description), remote, local)
 

@@ -72,7 +72,10 @@ async def test_a_receiver_that_never_says_that_it_is_done() -> None:
         assert {answer[0] for answer in answers} == {protocol.LENT}
         pair.sender.sender.abort(ticket.transfer_id)
         assert pair.sender.sender.num_leased_blocks == 4, "it may still read them"
+        lender = cast(CmaConnector, pair.sender.connector).engine
+        assert lender.is_lending
         await eventually_free(pair)
+        assert not lender.is_lending
         assert pair.sender.released == {0: 1, 1: 1, 2: 1, 3: 1}
         protocol.write(writer, protocol.DONE, b"1")  # late, and harmless
         protocol.write(writer, protocol.FETCH, b"2", ticket.transfer_id.encode(), *keys)
