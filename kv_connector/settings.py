@@ -30,9 +30,10 @@ class ConnectorSettings:
 
     # shared_storage
     path: str = ""
+    kv_quota_bytes: int | None = None  # None: half of what its disk has free or the store has
 
     # stores
-    store_ttl_s: float = 3600.0
+    store_ttl_s: float = 3600.0  # since it was written or read last
     store_backoff_s: float = 5.0  # a store that failed is left alone for so long
     lookup_timeout_s: float = 1.0
 
@@ -49,6 +50,10 @@ class ConnectorSettings:
             raise ValueError(f"codec must be one of {', '.join(CODEC_SETTINGS)}, got {self.codec!r}")
         if not 0 <= self.listen_port <= 65535:
             raise ValueError(f"listen_port must be 0 to 65535, got {self.listen_port}")
+        if self.kv_quota_bytes is not None and self.kv_quota_bytes <= 0:
+            raise ValueError(f"kv_quota_bytes must be positive, got {self.kv_quota_bytes}")
+        if not self.redis_prefix:
+            raise ValueError("redis_prefix must not be empty: others may use the server too")
         for name in ("window_bytes", "store_ttl_s", "lookup_timeout_s", "lease_s", "fetch_timeout_base_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")

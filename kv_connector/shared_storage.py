@@ -1,41 +1,33 @@
-"""A folder that several nodes mount: one file a block, written aside and renamed.
+"""A folder that several nodes mount as the store: one file a block, the longest unused removed for new ones.
 
-    <path>/blocks/3f/3fa0...-none-float32-0-3          folders 0700, files 0600
-
-A name is made of a hash in hex and the layout, never of a request's text. All calls that may block run in threads.
+The file system may be full, read-only, away, slow, or hang: its calls are made on threads, and nothing but a `put`,
+whose payloads they read, waits for those.
 """
 
 import asyncio
-import errno
 import logging
-import os
-import re
-import stat
-import threading
-import time
-import uuid
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Literal, ParamSpec, TypeVar
+from typing import Literal, TypeVar
 
 from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector.base import BlockSource, Frame, StoreKey
 from kvasir.kv_connector.settings import ConnectorSettings
-from kvasir.kv_connector.stored import before_payload, max_stored_bytes, split
+from kvasir.kv_connector.shared_storage_files import ALIGNMENT, BlockFolder
+from kvasir.kv_connector.shared_storage_quota import Quota
+from kvasir.kv_connector.store_reading import Trays, read_ahead
+from kvasir.kv_connector.store_threads import Job, StoreThreads
+from kvasir.kv_connector.stored import max_stored_bytes
 
 log = logging.getLogger(__name__)
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
-_NAME = re.compile(r"[0-9a-z]{64}(-[0-9a-z]+){4}")
-_ASIDE = re.compile(r"\.[0-9a-f]{32}\.tmp")
-_ASIDE_MAX_AGE_S = 600.0  # what a writer that died has left
-_SWEEP_INTERVAL_S = 60.0
-_NUM_THREADS = 4
-_NUM_BUFFERS = 3  # one being taken in, two being read
+_LOOK_INTERVAL_S = 60.0
+_NUM_MOVING = 8  # threads that move blocks
+_NUM_ASKING = 4  # those for short questions do not wait for them
+_NUM_WRITING = 4  # of one `put`
 
 
 class SharedStorageConnector:
@@ -45,161 +37,107 @@ class SharedStorageConnector:
     def __init__(self, settings: ConnectorSettings) -> None:
         if not settings.path:
             raise ValueError("the connector shared_storage needs a path")
-        self._folder = Path(settings.path) / "blocks"
-        self._ttl_s = settings.store_ttl_s
-        self._max_file_bytes = 0
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, "kv-storage")
-        self._sweeper: asyncio.Task[None] | None = None
+        self._folder = BlockFolder(Path(settings.path) / "blocks", settings.store_ttl_s)
+        self._quota = Quota(self._folder, settings.kv_quota_bytes)
+        self._max_quota_bytes = settings.kv_quota_bytes
+        self._look_interval_s = min(_LOOK_INTERVAL_S, settings.store_ttl_s)
+        self._moving = StoreThreads(_NUM_MOVING, "kv-storage")
+        self._asking = StoreThreads(_NUM_ASKING, "kv-storage-ask")
+        self._trays: Trays | None = None
+        self._looks: asyncio.Task[None] | None = None
+        self._look_now = asyncio.Event()
 
     async def open(self, source: BlockSource, max_payload_bytes: int) -> None:
-        self._max_file_bytes = max_stored_bytes(max_payload_bytes, 4096)
+        max_bytes = max_stored_bytes(max_payload_bytes, ALIGNMENT)
+        if self._max_quota_bytes is not None and max_bytes > self._max_quota_bytes:
+            raise ValueError(f"a quota of {self._max_quota_bytes} bytes holds no block of {max_bytes}")
+        self._trays = Trays(max_bytes)
         try:
-            await self._in_thread(os.makedirs, self._folder, mode=0o700, exist_ok=True)
-        except KVTransferError as error:
-            log.warning("%s is not there yet: %s", self._folder, error)
-        self._sweeper = asyncio.create_task(self._sweep_now_and_then())
+            await self._asking.start(lambda job: self._folder.prepare()).outcome()
+        except OSError as error:
+            log.warning("shared storage is not ready yet: %s", error)
+        self._looks = asyncio.create_task(self._look_now_and_then())
 
     async def close(self) -> None:
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._looks is not None:
+            self._looks.cancel()
+        self._moving.stop()
+        self._asking.stop()
 
     @property
     def endpoint(self) -> str:
         return ""
 
     async def put(self, frames: Sequence[tuple[StoreKey, Frame]]) -> None:
-        is_cancelled = threading.Event()
-
-        def write_all() -> None:
-            for key, frame in frames:
-                if not is_cancelled.is_set():
-                    _write(self._path(key), frame)
-
-        writing = asyncio.create_task(self._in_thread(write_all))
+        jobs = [
+            self._moving.start(self._write, frames[first::_NUM_WRITING])
+            for first in range(min(_NUM_WRITING, len(frames)))
+        ]
         try:
-            await asyncio.shield(writing)
-        finally:  # also when cancelled: the thread reads the payloads until it has ended
-            is_cancelled.set()
-            await asyncio.wait({writing})
+            for job in jobs:
+                await job.outcome()
+        except OSError as error:
+            raise KVTransferError(f"shared storage: {error}") from error
+        finally:
+            for job in jobs:
+                job.call_off()
+            for job in jobs:
+                await job.settled()  # nothing reads the payloads any more
+            if self._quota.wants_a_look:
+                self._look_now.set()
 
     async def contains(self, keys: Sequence[StoreKey]) -> list[bool]:
-        return await self._in_thread(lambda: [self._path(key).is_file() for key in keys])
+        return await self._ask(lambda: [self._folder.has(key) for key in keys])
 
     async def fetch(self, keys: Sequence[StoreKey]) -> AsyncGenerator[tuple[StoreKey, Frame | None]]:
-        waiting = iter(keys)
-        free = [bytearray(self._max_file_bytes) for _ in range(min(_NUM_BUFFERS, len(keys)))]
-        ahead: deque[tuple[StoreKey, bytearray, asyncio.Task[int | None]]] = deque()
+        trays = self._trays
+        assert trays is not None, "opened"
+
+        def read_some(job: Job[list[int | None]], some: Sequence[StoreKey], tray: memoryview) -> list[int | None]:
+            sizes = []
+            for key, place in zip(some, trays.places(tray), strict=False):
+                job.check()
+                sizes.append(self._folder.read(key, place))
+            return sizes
+
+        def start(some: Sequence[StoreKey], tray: memoryview) -> Job[list[int | None]]:
+            return self._moving.start(read_some, some, tray)
+
         try:
-            while True:
-                while free and (key := next(waiting, None)) is not None:
-                    buffer = free.pop()
-                    reading = asyncio.create_task(self._in_thread(_read, self._path(key), buffer))
-                    ahead.append((key, buffer, reading))
-                if not ahead:
-                    return
-                key, buffer, reading = ahead.popleft()
-                num_bytes = await reading
-                yield key, None if num_bytes is None else split(memoryview(buffer)[:num_bytes], 4096)
-                free.append(buffer)
-        finally:
-            for _, _, reading in ahead:
-                reading.cancel()  # its thread may read on, into a buffer that nobody looks at
+            async with aclosing(read_ahead(keys, trays, start, ALIGNMENT)) as frames:
+                async for item in frames:
+                    yield item
+        except OSError as error:
+            raise KVTransferError(f"shared storage: {error}") from error
 
     async def discard(self, keys: Sequence[StoreKey]) -> None:
         def remove() -> None:
             for key in keys:
-                self._path(key).unlink(missing_ok=True)
+                self._folder.remove(key)
 
-        await self._in_thread(remove)
+        await self._ask(remove)
 
-    def _path(self, key: StoreKey) -> Path:
-        if not _NAME.fullmatch(key):
-            raise ValueError(f"not the name of a stored block: {key!r}")
-        return self._folder / key[:2] / key
+    async def _ask(self, function: Callable[[], T]) -> T:
+        def call(job: Job[T]) -> T:
+            return function()
 
-    async def _in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return await asyncio.wrap_future(self._threads.submit(function, *args, **kwargs))
+            return await self._asking.start(call).outcome()
         except OSError as error:
             raise KVTransferError(f"shared storage: {error}") from error
 
-    async def _sweep_now_and_then(self) -> None:
+    def _write(self, job: Job[None], frames: Sequence[tuple[StoreKey, Frame]]) -> None:
+        for key, frame in frames:
+            job.check()
+            self._folder.write(key, frame, self._quota.make_room(frame.payload.nbytes + ALIGNMENT))
+
+    async def _look_now_and_then(self) -> None:
         while True:
+            self._look_now.clear()
             try:
-                await self._in_thread(_sweep, self._folder, self._ttl_s)
+                await self._ask(self._quota.look)
             except KVTransferError as error:
-                log.debug("no sweep: %s", error)
-            await asyncio.sleep(min(_SWEEP_INTERVAL_S, self._ttl_s))
-
-
-def _write(path: Path, frame: Frame) -> None:
-    """Aside, under a name that no other writer has, and then renamed: readers see all of it or nothing."""
-    aside = path.parent / f".{uuid.uuid4().hex}.tmp"
-    descriptor = _create(aside)
-    try:
-        try:
-            _write_all(descriptor, [memoryview(before_payload(frame, 4096)), frame.payload])
-        finally:
-            os.close(descriptor)
-        os.rename(aside, path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
-
-
-def _create(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        return os.open(path, flags, 0o600)
-    except FileNotFoundError:
-        # Never the parents: under a mount point that is not mounted, blocks would fill the wrong disk.
-        for folder in (path.parent.parent, path.parent):
-            if not folder.is_dir():
-                folder.mkdir(mode=0o700, exist_ok=True)
-        return os.open(path, flags, 0o600)
-
-
-def _write_all(descriptor: int, parts: list[memoryview]) -> None:
-    while parts:
-        num_written = os.writev(descriptor, parts)
-        while parts and num_written >= parts[0].nbytes:
-            num_written -= parts.pop(0).nbytes
-        if parts:
-            parts[0] = parts[0][num_written:]
-
-
-def _read(path: Path, buffer: bytearray) -> int | None:
-    """How many bytes of it are in `buffer` now; None if there is no such file; 0 if it is none of ours."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if error.errno == errno.ELOOP:  # a symbolic link
-            return 0
-        raise
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > len(buffer):
-            return 0
-        rest, num_read = memoryview(buffer), 0
-        while num_read < status.st_size and (n := os.readv(descriptor, [rest[num_read : status.st_size]])):
-            num_read += n
-        return num_read
-    finally:
-        os.close(descriptor)
-
-
-def _sweep(folder: Path, ttl_s: float) -> None:
-    """Remove what is over its time to live, and what writers that died have left; nobody else's files."""
-    now_s = time.time()
-    for entry in folder.glob("[0-9a-f][0-9a-f]/*"):
-        is_ours, max_age_s = (
-            (True, ttl_s) if _NAME.fullmatch(entry.name) else (bool(_ASIDE.fullmatch(entry.name)), _ASIDE_MAX_AGE_S)
-        )
-        try:
-            if is_ours and now_s - entry.lstat().st_mtime > max_age_s:
-                entry.unlink()
-        except FileNotFoundError:
-            continue  # another node was faster
+                log.debug("no look at what is stored: %s", error)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._look_interval_s):
+                    await self._look_now.wait()

@@ -45,11 +45,9 @@ class Job(Generic[T]):
             raise
 
     async def settled(self) -> None:
-        """Called off, and over: whatever else happens to the caller, the thread touches nothing any more."""
+        """Called off, and over: the thread touches nothing any more. A caller that is cancelled now does not wait."""
         self.call_off()
-        while not self.done.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({self.done})
+        await asyncio.wait({self.done})
 
     def check(self) -> None:
         """The thread's side: go on only if somebody still wants it."""

@@ -81,7 +81,9 @@ def connector_settings(config: NodeConfig, secret: str | None) -> ConnectorSetti
         encryption=config.kv_encryption,
         codec=config.kv_codec,
         redis_url=config.redis_url,
+        redis_prefix=config.redis_prefix,
         path=config.kv_path,
+        kv_quota_bytes=config.kv_quota,
         store_ttl_s=config.store_ttl_s,
         lease_s=config.lease_s,
     )

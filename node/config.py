@@ -34,14 +34,22 @@ class NodeConfig(ServiceConfig):
         default=False,
         description="tcp: encrypt blocks, with keys derived from the cluster's secret; on all nodes or none.",
     )
-    redis_url: str = Field(default="redis://127.0.0.1:6379/0", description="redis: the server.")
+    redis_url: str = Field(
+        default="redis://127.0.0.1:6379/0",
+        repr=False,
+        description="redis: rediss://user:password@host:port/db; TLS or not.",
+    )
+    redis_prefix: str = Field(default="kvasir", min_length=1, description="redis: what our keys begin with.")
     kv_path: str = Field(default="", description="shared_storage: the shared folder.")
+    kv_quota: Memory | None = Field(
+        default=None, gt=0, description="shared_storage: most that it holds (100GiB); default: half of what is free."
+    )
     kv_codec: Literal["auto", "none", "lossless", "fp16", "int8"] = Field(
         default="none",
         description="How this node packs blocks on their way out; auto: none or lossless, by measured bandwidth.",
     )
     lease_s: float = Field(default=30.0, gt=0, description="Blocks that nobody has fetched are freed after this.")
-    store_ttl_s: float = Field(default=3600.0, gt=0, description="Stores: blocks are kept at least this long.")
+    store_ttl_s: float = Field(default=3600.0, gt=0, description="Stores: blocks unused for so long are dropped.")
 
     device: str = Field(default="cpu", description="cpu, cuda, cuda:1, ...")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
