@@ -83,6 +83,7 @@ def connector_settings(config: NodeConfig, secret: str | None) -> ConnectorSetti
         redis_url=config.redis_url,
         redis_prefix=config.redis_prefix,
         path=config.kv_path,
+        options=config.kv_options,
         kv_quota_bytes=config.kv_quota,
         store_ttl_s=config.store_ttl_s,
         lease_s=config.lease_s,

@@ -40,6 +40,7 @@ class NodeConfig(ServiceConfig):
         description="redis: rediss://user:password@host:port/db; TLS or not.",
     )
     redis_prefix: str = Field(default="kvasir", min_length=1, description="redis: what our keys begin with.")
+    kv_options: dict[str, str] = Field(default={}, description="Options of a connector of your own, as key=value.")
     kv_path: str = Field(default="", description="shared_storage: the shared folder.")
     kv_quota: Memory | None = Field(
         default=None, gt=0, description="shared_storage: most that it holds (100GiB); default: half of what is free."

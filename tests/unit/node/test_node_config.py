@@ -4,6 +4,7 @@ import pytest
 
 from kvasir.common.sizes import parse_bytes, parse_cpus
 from kvasir.decode_node.config import DecodeConfig
+from kvasir.node.build import connector_settings
 from kvasir.prefill_node.config import PrefillConfig
 
 
@@ -65,3 +66,11 @@ def test_mistakes_are_explained(arguments: list[str], words: str, capsys: pytest
         PrefillConfig.load(arguments)
     assert left.value.code == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_connector_of_ones_own_gets_its_options() -> None:
+    options = ["--kv-options", "colour=blue", "--kv-options", "size=a few"]
+    config = PrefillConfig.load(["--model", "/m", "--connector", "docs.stream_connector:StreamConnector", *options])
+    settings = connector_settings(config, "the secret")
+    assert (settings.name, settings.secret) == ("docs.stream_connector:StreamConnector", "the secret")
+    assert settings.options == {"colour": "blue", "size": "a few"}
