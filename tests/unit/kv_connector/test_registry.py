@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 
 from kvasir.kv_connector.memory import MemoryConnector
@@ -30,3 +32,19 @@ def test_what_cannot_work_is_refused_at_once() -> None:
 def test_settings_hide_what_is_secret() -> None:
     shown = repr(ConnectorSettings(secret="hush", redis_url="redis://user:hush@host"))
     assert "hush" not in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "modules", "words"),
+    [
+        ("nixl", ["nixl", "nixl._api", "nixl_cu12._api", "nixl_cu13._api"], r"pip install 'kvasir\[nixl\]'"),
+        ("mooncake", ["mooncake", "mooncake.engine"], r"pip install 'kvasir\[mooncake\]', and the library libibverbs1"),
+    ],
+)
+def test_a_missing_library_is_named_with_what_to_install(
+    name: str, modules: list[str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in modules:
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ModuleNotFoundError, match=words):
+        open_connector(ConnectorSettings(name=name))
