@@ -64,7 +64,7 @@ def run_node(config: NodeConfig, kind: NodeKind) -> int:
         check_listen(config.listen, secret)  # now, and not after the model is loaded
         log.info("loading %s", config.model)
         built = build(config, kind.name, secret, kind.check_connector)
-    except (OSError, ValueError, UnsupportedModel) as error:
+    except (OSError, ValueError, ImportError, UnsupportedModel) as error:
         log.error("cannot start: %s", error)
         return 1
     try:
