@@ -41,4 +41,7 @@ def open_connector(settings: ConnectorSettings) -> KVConnector:
 
 def _load(path: str) -> Callable[[ConnectorSettings], KVConnector]:
     module, _, attribute = path.partition(":")
-    return cast(Callable[[ConnectorSettings], KVConnector], getattr(import_module(module), attribute))
+    found = getattr(import_module(module), attribute, None)
+    if not callable(found):
+        raise ValueError(f"there is no connector {attribute!r} in {module}")
+    return cast(Callable[[ConnectorSettings], KVConnector], found)

@@ -20,6 +20,13 @@ def test_an_unknown_name_lists_the_choices() -> None:
         open_connector(ConnectorSettings(name="rdma"))
 
 
+def test_a_path_that_leads_nowhere() -> None:
+    with pytest.raises(ValueError, match=r"no connector 'Nix' in kvasir\.kv_connector\.memory"):
+        open_connector(ConnectorSettings(name="kvasir.kv_connector.memory:Nix"))
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        open_connector(ConnectorSettings(name="no_such_package:Thing"))
+
+
 def test_what_cannot_work_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="needs a path"):
         open_connector(ConnectorSettings(name="shared_storage"))
