@@ -1,12 +1,11 @@
 """The routes of the router. What they do is elsewhere."""
 
 from fastapi import FastAPI, Request
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from kvasir import __version__
-from kvasir.common.errors import ServingError
-from kvasir.common.metrics import Metrics
 from kvasir.router.auth import ApiKeys
 from kvasir.router.docs.openapi import openapi_document
 from kvasir.router.docs.page import docs_page
@@ -16,16 +15,15 @@ from kvasir.router.openai.api import OpenAIApi
 from kvasir.router.openai.errors import HttpError, error_response, json_response
 from kvasir.router.openai.responses.api import ResponsesApi
 from kvasir.router.openai.tokens import TokensApi
-from kvasir.router.types import Backend
+from kvasir.router.overview import Overview
 
 
 def create_app(
     api: OpenAIApi,
     responses: ResponsesApi,
     tokens: TokensApi,
-    backend: Backend,
+    overview: Overview,
     keys: ApiKeys,
-    metrics: Metrics,
     router_metrics: RouterMetrics,
 ) -> FastAPI:
     # Exact routes only: a slash more is another path, and no path is answered by a redirect.
@@ -55,16 +53,13 @@ def create_app(
             num_prefill, num_decode = (int(request.query_params.get(role, 0)) for role in ("prefill", "decode"))
         except ValueError:
             return error_response(HttpError(400, "prefill and decode are numbers of nodes"))
-        if not backend.is_ready:
-            reason = _why_not_ready(backend)
-        elif (num_prefill or num_decode) and not backend.has_joined(num_prefill, num_decode):
-            reason = "not all nodes have joined, or no canary has gone through them yet"
-        else:
+        reason = await overview.why_not_ready(num_prefill, num_decode)
+        if not reason:
             return json_response({"status": "ready"})
         return json_response({"status": "not ready", "reason": reason}, 503, {"retry-after": "1"})
 
     async def load(request: Request) -> Response:
-        return json_response({"server_load": router_metrics.num_in_flight})
+        return json_response({"server_load": await overview.load()})
 
     async def openapi(request: Request) -> Response:
         return json_response(document)
@@ -76,8 +71,7 @@ def create_app(
         return json_response({"version": __version__})
 
     async def show_metrics(request: Request) -> Response:
-        content, media_type = metrics.render()
-        return Response(content, headers={"content-type": media_type})
+        return Response(await overview.metrics(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     app.add_route("/health", health, methods=["GET"])
     app.add_route("/ready", ready, methods=["GET"])
@@ -87,14 +81,6 @@ def create_app(
     app.add_route("/docs", docs, methods=["GET"])
     app.add_route("/metrics", show_metrics, methods=["GET"])
     return app
-
-
-def _why_not_ready(backend: Backend) -> str:
-    try:
-        backend.limits()
-    except ServingError as error:
-        return str(error)
-    return "the last canary did not go through all tiers, or none has yet"
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

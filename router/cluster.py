@@ -27,12 +27,16 @@ class Cluster:
     pool: NodePool
     queue: AdmissionQueue
     canary: Canary
-    registry_port: int
+    registry: Registry
+    registry_port: int  # 0: nodes announce themselves elsewhere
 
 
 @asynccontextmanager
-async def running_cluster(config: RouterConfig, secret: str | None, metrics: Metrics) -> AsyncIterator[Cluster]:
-    """Nodes may join from now on; requests may come at once and wait for them."""
+async def running_cluster(
+    config: RouterConfig, secret: str | None, metrics: Metrics, *, listens: bool = True
+) -> AsyncIterator[Cluster]:
+    """Nodes may join from now on; requests may come at once and wait for them. `listens`: for nodes that announce
+    themselves."""
     recorders = DispatchMetrics(metrics)
     pool = NodePool()
     queue = AdmissionQueue(
@@ -61,11 +65,13 @@ async def running_cluster(config: RouterConfig, secret: str | None, metrics: Met
         stack.push_async_callback(registry.close)
         await stack.enter_async_context(_background(queue.run()))
         await stack.enter_async_context(_background(canary.run()))
-        port = await stack.enter_async_context(registry_server(registry, config.grpc_listen, secret))
+        port = 0
+        if listens:
+            port = await stack.enter_async_context(registry_server(registry, config.grpc_listen, secret))
         for role, addresses in ((Role.PREFILL, config.prefill), (Role.DECODE, config.decode)):
             for address in addresses:
                 registry.dial_forever(address, role)
-        yield Cluster(dispatcher, pool, queue, canary, port)
+        yield Cluster(dispatcher, pool, queue, canary, registry, port)
 
 
 @asynccontextmanager

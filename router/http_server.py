@@ -5,6 +5,7 @@ import math
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -15,7 +16,19 @@ _KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that it is t
 @asynccontextmanager
 async def running_http_server(app: ASGIApp, host: str, port: int, grace_s: float) -> AsyncIterator["HttpServer"]:
     """On leaving, nothing new is accepted, and what runs may end within `grace_s`. OSError if the port is taken."""
-    listener = _listener(host, port)
+    async with _running(app, [bound_socket(host, port)], grace_s) as server:
+        yield server
+
+
+@asynccontextmanager
+async def running_http_worker(app: ASGIApp, grace_s: float) -> AsyncIterator["HttpServer"]:
+    """Serves the connections that it is told to `adopt`."""
+    async with _running(app, [], grace_s) as server:
+        yield server
+
+
+@asynccontextmanager
+async def _running(app: ASGIApp, listeners: list[socket.socket], grace_s: float) -> AsyncIterator["HttpServer"]:
     config = uvicorn.Config(
         app,
         loop="none",
@@ -29,8 +42,8 @@ async def running_http_server(app: ASGIApp, host: str, port: int, grace_s: float
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(grace_s),
     )
-    server = HttpServer(config, port=listener.getsockname()[1])
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    server = HttpServer(config, port=listeners[0].getsockname()[1] if listeners else 0)
+    serving = asyncio.create_task(server.serve(sockets=listeners))
     listening = asyncio.create_task(server.is_listening.wait())
     try:
         await asyncio.wait((serving, listening), return_when=asyncio.FIRST_COMPLETED)
@@ -53,6 +66,16 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
         self.is_listening.set()
 
+    async def adopt(self, connection: socket.socket) -> None:
+        """Serve a connection that somebody else has accepted."""
+
+        def protocol() -> asyncio.Protocol:
+            kind: Any = self.config.http_protocol_class
+            made: asyncio.Protocol = kind(config=self.config, server_state=self.server_state, app_state={})
+            return made
+
+        await asyncio.get_running_loop().connect_accepted_socket(protocol, connection)
+
     def hurry(self) -> None:
         """Cuts off the requests that are waited for."""
         self.force_exit = True
@@ -65,7 +88,8 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Does not listen yet. OSError if the port is taken."""
     # The protocol is named, for only then does asyncio set TCP_NODELAY on what is accepted; without it, an answer
     # in two parts waits 40 ms for the client's delayed acknowledgement of the first.
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 _MAX_SAMPLES = 1024  # of one kind in one slice; the newest count
@@ -19,6 +19,9 @@ class Latencies:
     ttft_p99_s: float | None
     itl_p50_s: float | None
     itl_p99_s: float | None
+
+
+Samples = tuple[int, int, list[float], list[float]]  # a slice's number, tokens, TTFTs and gaps; as JSON has them
 
 
 @dataclass(eq=False, slots=True)
@@ -58,10 +61,22 @@ class Recent:
         """The nodes that gave its tokens, in order: first the prefill node, then decode nodes. Empty: not known."""
         return list(self._served_by.get(response_id, ()))
 
+    def slices(self) -> list[Samples]:
+        return [(one.number, one.num_tokens, list(one.ttft_s), list(one.itl_s)) for one in self._slices]
+
     def latencies(self) -> list[Latencies]:
         """Oldest first; slices in which nothing happened are there too."""
+        return self.summaries([self.slices()])
+
+    def summaries(self, of_all: Iterable[Iterable[Samples]]) -> list[Latencies]:
+        """Of several processes together, whose clocks are one."""
+        known: dict[int, _Slice] = {}
+        for number, num_tokens, ttft_s, itl_s in (samples for slices in of_all for samples in slices):
+            one = known.setdefault(number, _Slice(number, deque(), deque()))
+            one.num_tokens += num_tokens
+            one.ttft_s.extend(ttft_s)
+            one.itl_s.extend(itl_s)
         current = self._number()
-        known = {one.number: one for one in self._slices}
         return [
             self._summary(known.get(number, _Slice(number)), current)
             for number in range(current - self._num_slices + 1, current + 1)

@@ -119,7 +119,7 @@ class OpenAIApi:
     async def _resume(self, request: Request, last_event_id: str) -> Response:
         try:
             await read_body(request, self._max_request_bytes)
-            return self._streams.resume(current_tenant.get().owner, last_event_id)
+            return await self._streams.resume(current_tenant.get().owner, last_event_id)
         except ClientDisconnect:
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
         except Exception as error:

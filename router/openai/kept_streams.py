@@ -128,15 +128,19 @@ class KeptStreams:
         stream.when_forgotten(lambda: self._forget(owner, response_id))
         return EventStream(stream.read(after=0))
 
-    def resume(self, owner: str, last_event_id: str) -> EventStream:
-        """The answer to a client that has come back. 404 if there is nothing to go on with: it has to begin anew."""
+    def events(self, owner: str, last_event_id: str) -> AsyncGenerator[bytes, None]:
+        """Those behind the last that a client has. 404 if there is nothing to go on with: it has to begin anew."""
         match = _EVENT_ID.fullmatch(last_event_id)
         if match is None:
             raise HttpError(400, "Last-Event-ID is not the id of an event of a stream", "invalid_event_id")
         stream = self._streams.get((owner, match[1]))
         if stream is None or not stream.has(int(match[2])):
             raise HttpError(404, "this stream is not kept (any more)", "stream_not_found")
-        return EventStream(stream.read(after=int(match[2])))
+        return stream.read(after=int(match[2]))
+
+    async def resume(self, owner: str, last_event_id: str) -> EventStream:
+        """The answer to a client that has come back."""
+        return EventStream(self.events(owner, last_event_id))
 
     def _forget(self, owner: str, response_id: str) -> None:
         self._streams.pop((owner, response_id), None)

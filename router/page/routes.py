@@ -1,16 +1,14 @@
 """The page for people at `/`: a chat, and a live picture of the cluster. Static files, and one JSON document."""
 
-from collections.abc import Callable
-from dataclasses import asdict
 from importlib.resources import files
-from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
 from kvasir.router.openai.errors import HttpError, error_response, json_response
-from kvasir.router.pool import Node, NodePool
+from kvasir.router.overview import Overview
+from kvasir.router.page.picture import whole_picture
 from kvasir.router.recent import Recent
 
 _MEDIA_TYPES = {
@@ -30,7 +28,7 @@ _HEADERS = {
 }
 
 
-def add_page(app: FastAPI, pool: NodePool, recent: Recent, num_waiting: Callable[[], int]) -> None:
+def add_page(app: FastAPI, overview: Overview, recent: Recent) -> None:
     assets = _read_assets()
 
     async def asset(request: Request) -> Response:
@@ -41,13 +39,10 @@ def add_page(app: FastAPI, pool: NodePool, recent: Recent, num_waiting: Callable
 
     async def cluster(request: Request) -> Response:
         """`?answer=ID` adds which nodes gave the tokens of that answer."""
-        content: dict[str, Any] = {
-            "num_waiting": num_waiting(),
-            "nodes": [_describe(node) for node in pool.nodes()],
-            "latencies": [asdict(one) for one in recent.latencies()],
-        }
-        if answer := request.query_params.get("answer"):
-            content["served_by"] = recent.served_by(answer)
+        answer = request.query_params.get("answer", "")
+        content = whole_picture(await overview.pictures(answer), recent)
+        if not answer:
+            del content["served_by"]
         return json_response(content)
 
     app.add_route("/", asset, methods=["GET"], include_in_schema=False)
@@ -64,24 +59,4 @@ def _read_assets() -> dict[str, bytes]:
         for prefix, folder in folders.items()
         for file in folder.iterdir()
         if file.is_file() and file.name.rpartition(".")[2] in _MEDIA_TYPES
-    }
-
-
-def _describe(node: Node) -> dict[str, Any]:
-    info, load, view = node.info, node.load, node.view()
-    return {
-        "address": info.address,
-        "role": info.role.value,
-        "connector": info.connector,
-        "is_draining": node.is_draining,
-        "num_seats_taken": view.num_seats_taken,
-        "max_num_seqs": info.max_num_seqs,
-        "num_running": load.num_running,
-        "num_waiting": load.num_waiting,
-        "num_queued_tokens": view.num_queued_tokens,
-        "num_free_blocks": view.num_free_blocks,
-        "num_total_blocks": info.num_total_blocks,
-        "num_leased_blocks": load.num_leased_blocks,
-        "prefill_tokens_per_s": load.prefill_tokens_per_s,
-        "decode_step_s": load.decode_step_s,
     }

@@ -53,14 +53,20 @@ class MemoryResponseStore:
         self._entries: OrderedDict[tuple[str, str], tuple[float, bytes]] = OrderedDict()  # until when, and what
 
     async def get(self, owner: str, response_id: str) -> StoredResponse | None:
-        self._drop_old()
-        entry = self._entries.get((owner, response_id))
-        return None if entry is None else StoredResponse.from_bytes(entry[1])
+        data = self.get_bytes(owner, response_id)
+        return None if data is None else StoredResponse.from_bytes(data)
 
     async def put(self, owner: str, stored: StoredResponse) -> None:
-        data = stored.to_bytes()
-        self._remove((owner, stored.response["id"]))
-        self._entries[owner, stored.response["id"]] = (self._clock() + self._ttl_s, data)
+        self.put_bytes(owner, stored.response["id"], stored.to_bytes())
+
+    def get_bytes(self, owner: str, response_id: str) -> bytes | None:
+        self._drop_old()
+        entry = self._entries.get((owner, response_id))
+        return None if entry is None else entry[1]
+
+    def put_bytes(self, owner: str, response_id: str, data: bytes) -> None:
+        self._remove((owner, response_id))
+        self._entries[owner, response_id] = (self._clock() + self._ttl_s, data)
         self._num_bytes += len(data)
         self._drop_old()
 

@@ -1,11 +1,11 @@
 """Which store is meant."""
 
+from collections.abc import Callable
+
 from kvasir.router.openai.responses.redis_store import RedisResponseStore
-from kvasir.router.openai.responses.store import MemoryResponseStore, ResponseStore
+from kvasir.router.openai.responses.store import ResponseStore
 
 
-def response_store(url: str | None, *, ttl_s: float, max_bytes: int) -> ResponseStore:
+def response_store(url: str | None, ttl_s: float, in_memory: Callable[[], ResponseStore]) -> ResponseStore:
     """Raises ValueError for a URL that is none."""
-    return (
-        MemoryResponseStore(ttl_s=ttl_s, max_bytes=max_bytes) if url is None else RedisResponseStore(url, ttl_s=ttl_s)
-    )
+    return in_memory() if url is None else RedisResponseStore(url, ttl_s=ttl_s)

@@ -21,6 +21,7 @@ from kvasir.router.openai.reading import ModelHabits
 from kvasir.router.openai.responses.api import ResponsesApi
 from kvasir.router.openai.responses.store import MemoryResponseStore
 from kvasir.router.openai.tokens import TokensApi
+from kvasir.router.overview import OwnOverview
 from kvasir.router.text.chat_renderer import ChatRenderer
 from tests.fake_cluster import FakeCluster, fake_cluster, until
 from tests.fake_node import expected_tokens
@@ -46,7 +47,8 @@ async def whole_router(**config: Any) -> AsyncIterator[tuple[httpx.AsyncClient, 
         )
         responses = ResponsesApi(api, MemoryResponseStore(ttl_s=60, max_bytes=1 << 20))
         tokens = TokensApi(cluster.dispatcher, TOKENIZER, renderer, model_names=["m"], max_request_bytes=1 << 20)
-        app = create_app(api, responses, tokens, cluster.dispatcher, keys_of([]), cluster.metrics, metrics)
+        overview = OwnOverview(cluster.dispatcher, cluster.metrics, metrics)
+        app = create_app(api, responses, tokens, overview, keys_of([]), metrics)
         async with (
             running_http_server(app, "127.0.0.1", 0, grace_s=1) as server,
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as client,

@@ -23,6 +23,7 @@ from kvasir.router.openai.reading import ModelHabits
 from kvasir.router.openai.responses.api import ResponsesApi
 from kvasir.router.openai.responses.store import MemoryResponseStore
 from kvasir.router.openai.tokens import TokensApi
+from kvasir.router.overview import OwnOverview
 from kvasir.router.tenants.backend import TenantBackend
 from kvasir.router.tenants.budgets import MemoryBudgets
 from kvasir.router.tenants.limiter import Limiter
@@ -121,9 +122,8 @@ async def running_router(
     )
     store = MemoryResponseStore(ttl_s=60, max_bytes=1 << 20)
     tokens = TokensApi(dispatcher, TOKENIZER, renderer, model_names=["m", "org/m"], max_request_bytes=max_request_bytes)
-    app = create_app(
-        api, ResponsesApi(api, store), tokens, dispatcher, keys_of(api_keys, key_limits), metrics, router_metrics
-    )
+    overview = OwnOverview(dispatcher, metrics, router_metrics)
+    app = create_app(api, ResponsesApi(api, store), tokens, overview, keys_of(api_keys, key_limits), router_metrics)
     async with running_http_server(app, "127.0.0.1", 0, grace_s=1) as server:
         router = Router(app, server.port, dispatcher, api_keys[0] if api_keys else "none")
         try:

@@ -1,13 +1,20 @@
 import re
 from collections.abc import AsyncIterator
+from functools import partial
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
+from kvasir.common.metrics import Metrics
+from kvasir.router.metrics import RouterMetrics
+from kvasir.router.overview import OwnOverview
+from kvasir.router.page.picture import take_picture
 from kvasir.router.page.routes import add_page
 from kvasir.router.pool import NodePool
 from kvasir.router.recent import Recent
+from tests.fake_dispatcher import FakeDispatcher
+from tests.unit.router.openai.conftest import LIMITS
 from tests.unit.router.test_pool import NO_SESSION, info, load
 
 
@@ -17,7 +24,10 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
     pool.add(info(), NO_SESSION, load(num_free_blocks=40, num_running=2))
     recent.served("chatcmpl-1", "a:1")
     app = FastAPI(redirect_slashes=False)
-    add_page(app, pool, recent, lambda: 3)
+    metrics = Metrics()
+    picture = partial(take_picture, pool, recent, lambda: 3)
+    overview = OwnOverview(FakeDispatcher(LIMITS, lambda request: []), metrics, RouterMetrics(metrics), picture)
+    add_page(app, overview, recent)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as client:
         yield client
 
