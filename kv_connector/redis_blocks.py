@@ -43,23 +43,25 @@ def write(link: RedisLink, blocks: Iterable[tuple[bytes, Frame]], ttl_ms: int) -
 
 
 def _write_in_pieces(link: RedisLink, name: bytes, before: bytes, payload: memoryview, ttl: bytes) -> None:
-    aside, num_pieces = b"%b:%b" % (name, uuid.uuid4().hex.encode()), 0
-    for piece in _pieces(before, payload):
-        size = sum(len(part) for part in piece)
-        head, tail = command_around(b"HSET", aside, b"%d" % num_pieces, value_bytes=size)
-        link.send(head, *piece, tail, command(b"PEXPIRE", aside, _UNFINISHED_TTL))
-        written, _ = link.read_number(), link.read_number()
-        if isinstance(written, Refusal):
-            link.send(command(b"UNLINK", aside))
-            link.read_number()
-        _granted(written)
-        num_pieces += 1
-    link.send(command(b"HLEN", aside) + command(b"PEXPIRE", aside, ttl))
-    num_there, _ = _granted(link.read_number()), link.read_number()
-    if num_there != num_pieces:
-        raise KVTransferError("Redis: a block was evicted while it was written")
-    link.send(command(b"RENAME", aside, name))
-    _granted(link.read_number())
+    aside = b"%b:%b" % (name, uuid.uuid4().hex.encode())
+    try:
+        num_pieces = 0
+        for piece in _pieces(before, payload):
+            head, tail = command_around(b"HSET", aside, b"%d" % num_pieces, value_bytes=sum(map(len, piece)))
+            link.send(head, *piece, tail, command(b"PEXPIRE", aside, _UNFINISHED_TTL))
+            written, _ = link.read_number(), link.read_number()
+            _granted(written)
+            num_pieces += 1
+        link.send(command(b"HLEN", aside) + command(b"PEXPIRE", aside, ttl))
+        num_there, _ = link.read_number(), link.read_number()
+        if _granted(num_there) != num_pieces:
+            raise KVTransferError("Redis: a block was evicted while it was written")
+        link.send(command(b"RENAME", aside, name))
+        _granted(link.read_number())
+    except KVTransferError:
+        if not link.is_closed:
+            remove(link, [aside])
+        raise
 
 
 def _pieces(before: bytes, payload: memoryview) -> Iterator[list[bytes | memoryview]]:

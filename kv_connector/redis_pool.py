@@ -18,11 +18,12 @@ class RedisPool:
     def __init__(self, url: str, timeout_s: float) -> None:
         """url: redis://, rediss:// or unix://, with the client library's options in its query."""
         self._timeout_s = timeout_s
+        until_ours_s = min(_CONNECT_TIMEOUT_S, timeout_s / 2)  # before those above give up, so that they learn why
         try:
             self._library = ConnectionPool.from_url(
                 url,
-                socket_timeout=min(_CONNECT_TIMEOUT_S, timeout_s),  # until it is ours
-                socket_connect_timeout=min(_CONNECT_TIMEOUT_S, timeout_s),
+                socket_timeout=until_ours_s,
+                socket_connect_timeout=until_ours_s,
                 retry=Retry(NoBackoff(), 0),  # the core decides what is tried again
                 protocol=2,
             )
@@ -30,16 +31,22 @@ class RedisPool:
         except (ValueError, TypeError):  # its message may quote a part of the password
             raise ValueError("redis_url must be like rediss://user:password@host:6379/0") from None
         self._idle: list[RedisLink] = []
+        self._in_use: set[RedisLink] = set()
         self._is_closed = False
 
     @property
     def num_idle(self) -> int:
         return len(self._idle)
 
+    @property
+    def num_links(self) -> int:
+        return len(self._idle) + len(self._in_use)
+
     @contextmanager
     def link(self, job: Job[Any]) -> Iterator[RedisLink]:
         """For a thread, until its job is called off. However we leave, none with a reply still unread comes back."""
         link = self._take()
+        self._in_use.add(link)
         try:
             job.can_be_cut(link.cut)
             yield link
@@ -47,6 +54,8 @@ class RedisPool:
         except BaseException:
             link.close()
             raise
+        finally:
+            self._in_use.discard(link)
         self._idle.append(link)
         if self._is_closed:
             self.close()
