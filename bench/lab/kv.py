@@ -5,35 +5,70 @@ sender and receiver as in a node: header, checksum on both sides, copy into the 
 """
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import TypeVar
 
 from kvasir.bench.lab.kv_contenders import CASES, SIZES, Case, Mover, Places, local_server
+from kvasir.bench.lab.kv_crossover import as_markdown, crossover
 from kvasir.bench.lab.kv_report import Quiet, Result, write_results
+from kvasir.bench.lab.local_cluster import read_metrics
+from kvasir.cli.model import prepare_builtin_model
+
+CROSSOVER = "crossover"
+T = TypeVar("T")
 
 
 def main(argv: list[str]) -> int:
     options = parse(argv)
+    if options.base_url:
+        print("\n".join(overlap_of(options.base_url)))
+        return 0
+    # Threads that spin while they wait would slow down whoever's turn comes next. Read when torch is imported.
+    os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
     quiet = Quiet()
+    results: list[Result] = []
+    extra: list[str] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.path)))
-        url = stack.enter_context(local_server(folder)) if "redis" in options.cases else ""
+        needs_server = {"redis", CROSSOVER} & set(options.cases)
+        url = stack.enter_context(local_server(folder)) if needs_server else ""
         places = Places(folder, url, {"nixl": options.nixl_python, "mooncake": options.mooncake_python})
-        results = [
-            compare(CASES[name], size, places, options.rounds, quiet)
-            for name in options.cases
-            for size in options.sizes
-        ]
-    write_results(options.output, results, quiet, options.rounds, [])
+        for name in options.cases:
+            if name == CROSSOVER:
+                extra += as_markdown(crossover(prepare_builtin_model(), places, max(1, options.rounds // 3)))
+            else:
+                results += [compare(CASES[name], size, places, options.rounds, quiet) for size in options.sizes]
+    write_results(options.output, results, quiet, options.rounds, extra)
     return 0
+
+
+def overlap_of(base_url: str) -> list[str]:
+    """What a running router has counted: how much of its transfers went on beside the prefill."""
+    counted = read_metrics(base_url.rstrip("/").removesuffix("/v1") + "/metrics")
+    num_blocks, num_bytes, fetching_s, beside_s = (
+        counted.get(f"kvasir:dispatch_kv_{what}_total", 0.0)
+        for what in ("blocks", "bytes", "seconds", "overlapped_seconds")
+    )
+    if not fetching_s:
+        return ["No KV has been moved yet."]
+    return [
+        f"KV blocks moved          {num_blocks:.0f}",
+        f"  bytes                  {num_bytes / 1e6:.1f} MB",
+        f"  time                   {fetching_s:.3f} s, at {num_bytes / fetching_s / 1e6:.0f} MB/s",
+        f"  of it beside prefill   {beside_s:.3f} s, {beside_s / fetching_s:.0%}",
+    ]
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="kvasir bench kv", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("cases", nargs="*", default=list(CASES), metavar="CASE", help=", ".join(CASES))
+    names = [*CASES, CROSSOVER]
+    parser.add_argument("cases", nargs="*", default=names, metavar="CASE", help=", ".join(names))
+    parser.add_argument("--base-url", default="", help="of a running router: report its transfers' overlap, no more")
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=SIZES, help="default: all")
     parser.add_argument("--rounds", type=int, default=10, help="measurements of each number (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder (default: %(default)s)")
@@ -41,9 +76,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--nixl-python", default="", help="an interpreter that has nixl: tcp is compared with it too")
     parser.add_argument("--mooncake-python", default="", help="... that has mooncake")
     options = parser.parse_args(argv)
-    unknown = [name for name in options.cases if name not in CASES]
+    unknown = [name for name in options.cases if name not in names]
     if unknown:
-        parser.error(f"unknown case {', '.join(unknown)}; choose from {', '.join(CASES)}")
+        parser.error(f"unknown case {', '.join(unknown)}; choose from {', '.join(names)}")
     return options
 
 
@@ -67,7 +102,7 @@ def compare(case: Case, size: str, places: Places, num_rounds: int, quiet: Quiet
     return result
 
 
-def rotated(movers: Sequence[Mover], by: int) -> list[Mover]:
+def rotated(turns: Sequence[T], by: int) -> list[T]:
     """Nobody always comes after the same one."""
-    start = by % len(movers)
-    return [*movers[start:], *movers[:start]]
+    start = by % len(turns)
+    return [*turns[start:], *turns[:start]]

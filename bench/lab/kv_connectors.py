@@ -78,14 +78,21 @@ class Side:
     async def checksum(self) -> Answer:
         return {"checksum": checksum(self.memory)}
 
-    async def take(self, ticket: dict[str, Any], keys: list[str]) -> Answer:
+    async def take(self, ticket: dict[str, Any], keys: list[str], compute_s_a_token: float | None = None) -> Answer:
+        """Where computing is said to cost something, what is slower is given up for it."""
+
+        def compute_s(num_tokens: int) -> float | None:
+            return None if compute_s_a_token is None else num_tokens * compute_s_a_token
+
         endpoints = tuple(Endpoint(**endpoint) for endpoint in ticket.pop("endpoints"))
         wanted = [
             WantedBlock(i, BlockKey(bytes.fromhex(key)), BlockId(i), self.layout.block_size)
             for i, key in enumerate(keys)
         ]
         start_s = time.perf_counter()
-        transfer = self.receiver.start(Ticket(**ticket, endpoints=endpoints), wanted, lambda index, is_exact: None)
+        transfer = self.receiver.start(
+            Ticket(**ticket, endpoints=endpoints), wanted, lambda index, is_exact: None, compute_s
+        )
         transfer.progress(len(wanted), committed=True)
         result = await transfer.done()
         elapsed_s = time.perf_counter() - start_s

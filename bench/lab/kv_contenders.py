@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ _SECRET = "a secret of the benchmark"
 class Size:
     layout: KVLayout
     num_blocks: int  # 64 MiB of them
+
+    def with_blocks(self, num_blocks: int) -> "Size":
+        return replace(self, num_blocks=num_blocks)
 
 
 SIZES = {
@@ -124,7 +127,10 @@ CASES = {
 class Mover:
     """A contender's two processes. Idle but for `move`."""
 
-    def __init__(self, contender: Contender, size: Size, places: Places) -> None:
+    def __init__(
+        self, contender: Contender, size: Size, places: Places, of_receiver: Mapping[str, Any] | None = None
+    ) -> None:
+        """`of_receiver`: settings that it has for itself."""
         self.contender = contender
         python = places.pythons[contender.wants] if contender.wants else sys.executable
         task = {
@@ -144,8 +150,10 @@ class Mover:
         self._sender = Process([*command, "send", json.dumps(task)], environment)
         self._receiver: Process | None = None
         try:
-            greeting = self._sender.greet()
-            self._receiver = Process([*command, "receive", json.dumps(task | greeting)], environment)
+            task |= self._sender.greet()
+            if of_receiver:
+                task["settings"] = task["settings"] | of_receiver
+            self._receiver = Process([*command, "receive", json.dumps(task)], environment)
             self._receiver.greet()
         except RuntimeError:
             self.close()
@@ -169,6 +177,16 @@ class Mover:
             raise RuntimeError(f"{self.name}: {taken['missing']} blocks are missing, or others than were sent")
         self._sender.ask("discard")
         return Movement(write_s, taken["s"], cpu_s)
+
+    def fetch(self, num_blocks: int, compute_s_a_token: float) -> tuple[float, int]:
+        """Of a store, the first blocks alone: how long it took, and how many were given up for computing."""
+        assert self._receiver is not None, "started with it"
+        offer = self._sender.ask("offer")
+        offer["keys"] = offer["keys"][:num_blocks]
+        del offer["s"]
+        taken = self._receiver.ask("take", **offer, compute_s_a_token=compute_s_a_token)
+        self._sender.ask("discard")
+        return taken["s"], taken["missing"]
 
     def close(self) -> None:
         for process in (self._receiver, self._sender):

@@ -10,11 +10,13 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Queue
 from typing import IO, Any
 
 _ANSWER_TIMEOUT_S = 120.0
+_END_TIMEOUT_S = 10.0
 
 Answer = dict[str, Any]
 
@@ -49,7 +51,8 @@ class Process:
         )
         self._command = " ".join(command[:4])
         self._lines: Queue[str] = Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         self.greeting: Answer = {}
 
     def greet(self) -> Answer:
@@ -64,12 +67,14 @@ class Process:
 
     def close(self) -> None:
         assert self._process.stdin is not None, "asked for as a pipe"
-        try:
+        with suppress(BrokenPipeError):
             self._process.stdin.close()
-            self._process.wait(10)
-        except (subprocess.TimeoutExpired, BrokenPipeError):
+        try:
+            self._process.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._reader.join()
 
     def cpu_s(self) -> float:
         """What all its threads have computed so far."""
@@ -88,6 +93,7 @@ class Process:
 
     def _read(self) -> None:
         assert self._process.stdout is not None, "asked for as a pipe"
-        for line in self._process.stdout:
-            self._lines.put(line)
+        with self._process.stdout as lines:
+            for line in lines:
+                self._lines.put(line)
         self._lines.put("")

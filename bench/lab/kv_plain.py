@@ -262,6 +262,7 @@ class MappedFile(Way):
 
 
 WAYS: dict[str, type[Way]] = {
+    "nothing": Way,
     "zmq_push": ZmqPush,
     "zmq_push_unbounded": ZmqPushUnbounded,
     "zmq_pull": ZmqPull,

@@ -65,6 +65,8 @@ class Quiet:
         self.shares.append(busy / max(busy + idle, 1))
 
     def __str__(self) -> str:
+        if not self.shares:
+            return "not looked at"
         return f"{statistics.median(self.shares):.0%} (median), {max(self.shares):.0%} (most)"
 
 
@@ -98,6 +100,8 @@ def machine() -> dict[str, Any]:
 
 def as_markdown(about: dict[str, Any], results: Sequence[Result], extra: Sequence[str]) -> str:
     lines = ["# Moving KV blocks between two processes", "", ", ".join(f"{k} {v}" for k, v in about.items()), ""]
+    if not results:
+        return "\n".join([*lines, *extra])
     lines += [
         "Medians over the rounds, contenders taking turns, 64 MiB each time. Ours includes header, checksum on both",
         "sides and the copy into the cache; a plain way copies into memory that has been touched. The ratio is that",

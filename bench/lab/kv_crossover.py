@@ -1,0 +1,113 @@
+"""A prompt's KV fetched from Redis, against computing it, by its length; and over a link that is too slow."""
+
+import itertools
+import random
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvasir.bench.lab.contenders import EngineContender
+from kvasir.bench.lab.kv_contenders import SIZES, Mover, Places, ours
+from kvasir.bench.lab.kv_throttle import slow_link
+from kvasir.bench.lab.serving import VOCABULARY
+from kvasir.common.addresses import split_address
+
+_LENGTHS = (32, 64, 128, 256, 512, 1024, 2000)
+_BLOCK_TOKENS = 16
+_SLOW_BYTES_PER_S = 20e6
+_SIZE = "720 KiB"
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    s: float
+    is_whole: bool  # or given up for computing, after so long
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Of one length, in medians. What is fetched is all blocks before the one with the last token."""
+
+    num_tokens: int
+    compute_s: float
+    rest_s: float  # computing what is not in the blocks
+    fetch_s: float
+    slow: Fetch
+
+    @property
+    def fetched_s(self) -> float:
+        return self.fetch_s + self.rest_s
+
+
+def num_blocks(num_tokens: int) -> int:
+    return (num_tokens - 1) // _BLOCK_TOKENS
+
+
+def crossover(model: Path, places: Places, num_rounds: int) -> list[Row]:
+    compute = compute_times(model, num_rounds)
+    fast = fetch_times(places, compute, num_rounds)
+    host, port = split_address(places.redis_url.removeprefix("redis://").partition("/")[0])
+    with slow_link(host, port, _SLOW_BYTES_PER_S) as slow_port:
+        slow = fetch_times(places, compute, 1, f"redis://127.0.0.1:{slow_port}/0")
+    return [Row(n, compute[n], compute[n - num_blocks(n) * _BLOCK_TOKENS], fast[n].s, slow[n]) for n in _LENGTHS]
+
+
+def compute_times(model: Path, num_rounds: int) -> dict[int, float]:
+    engine, rng = EngineContender(model), random.Random(0)
+    lengths = sorted({*_LENGTHS, *(n - num_blocks(n) * _BLOCK_TOKENS for n in _LENGTHS)})
+    times_s: dict[int, list[float]] = {length: [] for length in lengths}
+    for round_number, length in itertools.product(range(num_rounds + 1), lengths):
+        elapsed_s = engine.prefill_s(rng.choices(VOCABULARY, k=length))
+        print(f"round {round_number} computing {length} tokens: {elapsed_s * 1e3:.1f} ms", file=sys.stderr)
+        if round_number > 0:
+            times_s[length].append(elapsed_s)
+    return {length: statistics.median(values) for length, values in times_s.items()}
+
+
+def fetch_times(places: Places, compute: dict[int, float], num_rounds: int, through: str = "") -> dict[int, Fetch]:
+    """`through`: where the receiver finds the server, if not where the sender does."""
+    size = SIZES[_SIZE].with_blocks(num_blocks(max(_LENGTHS)))
+    mover = Mover(ours("redis", "redis"), size, places, {"redis_url": through} if through else {})
+    found: dict[int, list[Fetch]] = {length: [] for length in _LENGTHS}
+    try:
+        for round_number, length in itertools.product(range(num_rounds + (not through)), _LENGTHS):
+            taken_s, num_missing = mover.fetch(num_blocks(length), compute[length] / length)
+            print(f"round {round_number} fetching {length} tokens: {taken_s * 1e3:.1f} ms", file=sys.stderr)
+            found[length].append(Fetch(taken_s, is_whole=not num_missing))
+    finally:
+        mover.close()
+    return {length: _median(fetches[-num_rounds:]) for length, fetches in found.items()}
+
+
+def _median(fetches: Sequence[Fetch]) -> Fetch:
+    return sorted(fetches, key=lambda fetch: fetch.s)[len(fetches) // 2]
+
+
+def as_markdown(rows: Sequence[Row]) -> list[str]:
+    slow = f"{_SLOW_BYTES_PER_S / 1e6:.0f} MB/s"
+    lines = [
+        "## A prompt of the built-in model: from Redis, or computed",
+        "",
+        "Fetched: all blocks but the last token's, and that computed. The engine has all cores; medians. Fetching pays",
+        f"as long as the link gives what the next column says; the last one is measured over a link of {slow}.",
+        "",
+        f"| prompt tokens | computed ms | fetched ms | of it the rest's computing | pays from MB/s | at {slow} |",
+        "|---:|---:|---:|---:|---:|---|",
+    ]
+    for row in rows:
+        num_bytes = num_blocks(row.num_tokens) * SIZES[_SIZE].layout.bytes_per_block
+        pays_from = num_bytes / (row.compute_s - row.rest_s) / 1e6 if row.compute_s > row.rest_s else float("inf")
+        verdict = f"fetched in {row.slow.s * 1e3:.0f} ms" if row.slow.is_whole else _declined(row)
+        lines.append(
+            f"| {row.num_tokens} | {row.compute_s * 1e3:.1f} | {row.fetched_s * 1e3:.1f} | {row.rest_s * 1e3:.1f} | "
+            f"{pays_from:.0f} | {verdict} |"
+        )
+    first = next((row.num_tokens for row in rows if row.fetched_s < row.compute_s), None)
+    crossing = f"from {first} tokens on" if first else "at none of these lengths"
+    return [*lines, "", f"On this machine fetching from Redis is faster {crossing}.", ""]
+
+
+def _declined(row: Row) -> str:
+    return f"given up for computing, after {row.slow.s * 1e3:.0f} ms"
