@@ -29,6 +29,8 @@ help:
 	@echo 'make test         lint, types, wire and the whole test suite; what .ci/run runs'
 	@echo 'make test-parity  every combination of the parity tests with transformers: long'
 	@echo 'make test-browser the page in a real browser; wants chromium (apt-get install chromium)'
+	@echo 'make test-interop OpenAI for Node, litellm, langchain, llm, schemathesis against this suite; wants node and npm'
+	@echo 'make test-soak    requests left at every point of their way, a hundred times each; forms of blocks'
 	@echo 'make test-compose images, compose file, scaling; wants a Docker engine'
 	@echo 'make bench        this suite beside transformers on this machine, into bench/results: long; wants a quiet machine'
 	@echo 'make lint         ruff: rules and format                make types   mypy'
@@ -66,6 +68,14 @@ test-parity: $(VENV)/test-installed
 .PHONY: test-browser
 test-browser: $(VENV)/browser-installed
 	$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
+
+.PHONY: test-interop
+test-interop: $(VENV)/test-installed build/interop/installed build/interop-node/installed
+	$(BIN)/python -m pytest -m interop tests/interop $(ARGS)
+
+.PHONY: test-soak
+test-soak: $(VENV)/test-installed
+	$(BIN)/python -m pytest -m full tests/e2e/test_soak.py tests/e2e/test_kv_forms.py $(ARGS)
 
 .PHONY: test-compose
 test-compose:
@@ -142,6 +152,17 @@ $(VENV)/test-installed: $(INSTALL_INPUTS)
 
 $(VENV)/browser-installed: $(VENV)/test-installed
 	$(call install-locked,browser)
+	@touch $@
+
+# Clients of others, apart from what the suite itself needs.
+build/interop/installed: tests/interop/requirements.txt $(VENV)/created
+	$(BIN)/python -m venv build/interop
+	build/interop/bin/pip install --disable-pip-version-check -r tests/interop/requirements.txt
+	@touch $@
+
+build/interop-node/installed: tests/interop/package.json
+	@mkdir -p build/interop-node && cp tests/interop/package.json build/interop-node
+	cd build/interop-node && npm install --no-audit --no-fund
 	@touch $@
 
 # No index and no path may get into the file: whoever installs has their own.
