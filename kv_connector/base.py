@@ -24,6 +24,7 @@ BlockKey = NewType("BlockKey", bytes)  # 32 bytes: a content hash, or `transfer_
 StoreKey = NewType("StoreKey", str)  # a block key, and what else tells stored blocks apart; only [0-9a-z-]
 
 CODEC_NONE = "none"
+MAX_HEADER_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import xxhash
 
 from kvasir.engine.types import KVLayout
 from kvasir.kv_connector.base import CODEC_NONE, BlockHeader, BlockKey, Frame, StoreKey
+from kvasir.kv_connector.base import MAX_HEADER_BYTES as MAX_HEADER_BYTES
 from kvasir.kv_connector.codec import CODECS, STORED_FORMS, is_convertible, payload_sizes, stored_as
 from kvasir.kv_connector.errors import BadFrame
 from kvasir.kv_connector.metrics import MissReason
@@ -18,7 +19,6 @@ from kvasir.kv_connector.wire import header_from_bytes, header_to_bytes
 
 MAGIC = b"KVB1"
 FORMAT_VERSION = 1
-MAX_HEADER_BYTES = 4096
 _PREFIX_BYTES = len(MAGIC) + 8
 
 

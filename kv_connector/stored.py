@@ -3,8 +3,7 @@
 length of the header, 4 bytes little-endian | header | zeros up to a multiple of `alignment` | payload
 """
 
-from kvasir.kv_connector.base import Frame
-from kvasir.kv_connector.header import MAX_HEADER_BYTES
+from kvasir.kv_connector.base import MAX_HEADER_BYTES, Frame
 
 _LENGTH_BYTES = 4
 
