@@ -2,13 +2,16 @@
 
 import asyncio
 import errno
+import logging
 import os
 import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,7 @@ from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.shared_storage import SharedStorageConnector
 from kvasir.kv_connector.testing import LARGE, SMALL, Connect, Pair, open_node, pairs_of, random_keys, until
+from tests.unit.kv_connector.store_tools import fetch, layout_of
 
 DEADLINE_S = 40.0
 
@@ -44,14 +48,16 @@ def listing(settings: ConnectorSettings) -> list[Path]:
     return list(Path(settings.path).rglob("*"))
 
 
+def left_aside(settings: ConnectorSettings) -> list[Path]:
+    return [path for path in listing(settings) if path.suffix == ".tmp"]
+
+
+def remount_read_only(disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+
+
 def file_of(settings: ConnectorSettings, name: StoreKey) -> Path:
     return Path(settings.path) / "blocks" / name[:2] / name
-
-
-async def fetch(pair: Pair, keys: list) -> tuple[int, ...]:  # type: ignore[type-arg]
-    result = await pair.receiver.receiver.fetch_stored(pair.wanted(keys), pair.on_block).done()
-    assert all(pair.is_equal(index) for index in range(len(keys)) if index not in result.missing)
-    return result.missing
 
 
 async def test_files_are_for_their_owner_only(connect: Connect, settings: ConnectorSettings) -> None:
@@ -182,6 +188,7 @@ def write_and_be_killed(settings: ConnectorSettings) -> None:
     code = f"""
 import asyncio, os, signal
 from kvasir.kv_connector.settings import ConnectorSettings
+from tests.unit.kv_connector.store_tools import fetch, layout_of
 from kvasir.kv_connector.testing import *
 
 def die(descriptor, parts, writev=os.writev):
@@ -250,5 +257,143 @@ async def test_a_mount_that_is_gone_is_not_filled_from_below(connect: Connect, s
         assert listing(settings) == []
         assert await fetch(pair, keys) == (0, 1)
         os.rename(away, settings.path)
+        await asyncio.sleep(0.3)
+        assert await fetch(pair, keys) == ()
+
+
+async def test_a_wider_folder_is_closed_and_anothers_is_refused(tmp_path: Path, settings: ConnectorSettings) -> None:
+    folder = Path(settings.path) / "blocks"
+    folder.mkdir(parents=True, mode=0o755)
+    async with pairs_of(settings)():
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.rename(tmp_path / "real")
+    folder.symlink_to(tmp_path / "real")
+    with pytest.raises(ValueError, match="no folder, or a link"):
+        await SharedStorageConnector(settings).open(None, 1000)  # type: ignore[arg-type]
+    folder.unlink()
+    folder.mkdir()
+    if os.geteuid() == 0:
+        os.chown(folder, 12345, -1)
+        with pytest.raises(ValueError, match="belongs to user 12345, and this is user 0"):
+            await SharedStorageConnector(settings).open(None, 1000)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+async def test_a_subfolder_that_is_none_is_not_followed(
+    connect: Connect, settings: ConnectorSettings, tmp_path: Path, kind: str
+) -> None:
+    async with asyncio.timeout(DEADLINE_S), connect() as pair:
+        keys = random_keys(1)
+        await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
+        path = file_of(settings, store_key(keys[0], SMALL))
+        path.parent.rename(tmp_path / "elsewhere")
+        path.parent.symlink_to(tmp_path / "elsewhere") if kind == "link" else path.parent.write_text("not a folder")
+        assert await pair.receiver.receiver.lookup(keys) == 0
+        assert await fetch(pair, keys) == (0,)
+        assert pair.receiver.metrics.misses == {MissReason.ABSENT: 1}
+        with pytest.raises(KVTransferError):
+            await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
+        assert pair.sender.metrics.store_failures == 1
+        assert (tmp_path / "elsewhere" / path.name).exists()
+
+
+async def test_a_disk_that_is_full_costs_a_line_and_works_again_when_there_is_room(
+    settings: ConnectorSettings, small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    layout = layout_of(1)
+    on_small = replace(settings, path=str(small_disk), kv_quota_bytes=1 << 30)
+    async with asyncio.timeout(DEADLINE_S), pairs_of(on_small)(layout, num_blocks=8) as pair:
+        keys, others = random_keys(2), random_keys(8)
+        await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
+        with pytest.raises(KVTransferError, match="No space left"):
+            await pair.sender.sender.publish(pair.ticket(), pair.outgoing(others))
+        assert pair.sender.metrics.store_failures == 1
+        assert sum("No space left" in record.getMessage() for record in caplog.records) == 1
+        assert await fetch(pair, keys) == ()
+        assert not left_aside(on_small)
+        for path in files(on_small):
+            path.unlink()
+        await asyncio.sleep(0.3)
+        await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
+        assert await fetch(pair, keys) == ()
+
+
+async def test_a_read_only_mount_is_read(settings: ConnectorSettings, small_disk: Path) -> None:
+    on_small = replace(settings, path=str(small_disk))
+    keys = random_keys(3)
+    async with asyncio.timeout(DEADLINE_S), pairs_of(on_small)() as pair:
+        await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
+    remount_read_only(small_disk)
+    async with asyncio.timeout(DEADLINE_S), pairs_of(on_small)() as pair:
+        with pytest.raises(KVTransferError, match="Read-only file system"):
+            await pair.sender.sender.publish(pair.ticket(), pair.outgoing(random_keys(1)))
+        assert pair.sender.metrics.store_failures == 1
+        assert await pair.receiver.receiver.lookup(keys) == 3
+        result = await pair.receiver.receiver.fetch_stored(pair.wanted(keys), pair.on_block).done()
+        assert result.missing == ()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Of 4 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounting = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True)
+    if mounting.returncode != 0:
+        pytest.skip(f"mounting is not allowed here: {mounting.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("num_mib", [1, 40, 70])
+async def test_blocks_of_any_size(connect: Connect, settings: ConnectorSettings, num_mib: int) -> None:
+    async with asyncio.timeout(DEADLINE_S), connect(layout_of(num_mib), num_blocks=1) as pair:
+        keys = random_keys(1)
+        await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
+        assert await fetch(pair, keys) == ()
+        assert not pair.receiver.metrics.misses
+
+
+@pytest.mark.parametrize("num_mib", [1, 8])
+async def test_a_put_that_was_cancelled_reads_no_more(connect: Connect, num_mib: int) -> None:
+    """What is written to the blocks afterwards does not get into the store, and no half of a block is found there."""
+    async with asyncio.timeout(DEADLINE_S), connect(layout_of(num_mib), num_blocks=1) as pair:
+        connector, payload = pair.sender.connector, memoryview(bytearray(num_mib << 20))
+        assert isinstance(connector, SharedStorageConnector)
+        names = [store_key(key, SMALL) for key in random_keys(20)]
+        for step, name in enumerate(names):
+            payload[:] = bytes([step + 1]) * payload.nbytes
+            task = asyncio.create_task(connector.put([(name, Frame(b"a header", payload))]))
+            await asyncio.sleep(step * num_mib * 5e-5)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            payload[:] = bytes(payload.nbytes)
+        async for name, frame in connector.fetch(names):
+            if frame is not None:
+                assert frame.payload == bytes([names.index(name) + 1]) * payload.nbytes
+
+
+async def test_a_file_system_that_hangs_keeps_nobody(
+    connect: Connect, settings: ConnectorSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a network file system does when its server is away: calls do not return, and cannot be interrupted."""
+    goes_on = threading.Event()
+    real_readv = os.readv
+
+    def hang(descriptor: int, parts: list[memoryview]) -> int:
+        goes_on.wait(DEADLINE_S)
+        return real_readv(descriptor, parts)
+
+    async with asyncio.timeout(DEADLINE_S), connect(fetch_timeout_base_s=0.3) as pair:
+        keys = random_keys(4)
+        await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "readv", hang)
+            assert await fetch(pair, keys) == (0, 1, 2, 3)
+            assert pair.receiver.metrics.misses == {MissReason.TIMEOUT: 4}
+            assert pair.receiver.metrics.store_failures == 1
+            assert not pair.receiver.memory.writes
+        goes_on.set()
         await asyncio.sleep(0.3)
         assert await fetch(pair, keys) == ()
