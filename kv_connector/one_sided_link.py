@@ -4,10 +4,8 @@ A link does not mend: whatever happens to it fails all that waits for it, and th
 """
 
 import asyncio
-import hmac
 import itertools
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Sequence
@@ -217,21 +215,8 @@ class Link:
     async def _shake_hands(self) -> asyncio.StreamReader:
         host, port = split_address(self._address)
         reader, self._writer = await asyncio.open_connection(host, port, limit=_READ_AHEAD_BYTES)
-        nonce, secret = os.urandom(protocol.NONCE_BYTES), self._settings.secret
-        self.say(protocol.HELLO, nonce)
-        match await protocol.read(reader, protocol.MAX_STRANGER_BYTES):
-            case [protocol.CHALLENGE, sender_nonce, proof] if hmac.compare_digest(
-                proof, protocol.sender_proof(secret, nonce, sender_nonce)
-            ):
-                self.say(protocol.ANSWER, protocol.receiver_proof(secret, nonce, sender_nonce))
-            case _:
-                raise KVTransferError("it does not know the cluster's secret")
-        match await protocol.read(reader, protocol.MAX_ENGINE_BYTES):
-            case [protocol.WELCOME, engine, pool, loan]:
-                self._loan_s = protocol.LOAN_S.unpack(loan)[0]
-                await self._meet(engine, Pool(*protocol.POOL.unpack(pool)))
-            case _:
-                raise KVTransferError("it refused this node")
+        engine, pool, self._loan_s = await protocol.come_in(reader, self._writer, self._settings.secret)
+        await self._meet(engine, Pool(*pool))
         return reader
 
     async def _meet(self, engine: bytes, remote: Pool) -> None:

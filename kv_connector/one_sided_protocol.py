@@ -19,10 +19,14 @@ The proofs keep strangers out; they do not hide or sign what follows, and the en
 import asyncio
 import hmac
 import ipaddress
+import logging
+import os
 import struct
 
 from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector.header import MAX_HEADER_BYTES
+
+log = logging.getLogger(__name__)
 
 HELLO = b"H"
 CHALLENGE = b"C"
@@ -58,14 +62,6 @@ class BadMessage(KVTransferError):
 
 def max_answer_bytes(max_payload_bytes: int) -> int:
     return max(max_payload_bytes + MAX_HEADER_BYTES, MAX_ENGINE_BYTES) + MAX_STRANGER_BYTES
-
-
-def sender_proof(secret: str, receiver_nonce: bytes, sender_nonce: bytes) -> bytes:
-    return hmac.digest(secret.encode(), _SENDER + receiver_nonce + sender_nonce, "sha256")
-
-
-def receiver_proof(secret: str, receiver_nonce: bytes, sender_nonce: bytes) -> bytes:
-    return hmac.digest(secret.encode(), _RECEIVER + receiver_nonce + sender_nonce, "sha256")
 
 
 def number(value: int) -> bytes:
@@ -110,6 +106,49 @@ def _fields(message: memoryview) -> list[bytes]:
     if not fields:
         raise BadMessage("an empty message")
     return fields
+
+
+async def let_in(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: str) -> None:
+    """The sender's half of the handshake, up to the WELCOME. BadMessage: it is a stranger."""
+    nonce = os.urandom(NONCE_BYTES)
+    match await read(reader, MAX_STRANGER_BYTES):
+        case [word, receiver_nonce] if word == HELLO and len(receiver_nonce) == NONCE_BYTES:
+            write(writer, CHALLENGE, nonce, _proof(secret, _SENDER, receiver_nonce, nonce))
+        case _:
+            raise BadMessage("no HELLO")
+    match await read(reader, MAX_STRANGER_BYTES):
+        case [word, proof] if word == ANSWER and hmac.compare_digest(
+            proof, _proof(secret, _RECEIVER, receiver_nonce, nonce)
+        ):
+            return
+        case _:
+            log.warning("refused a receiver that does not know the cluster's secret")
+            raise BadMessage("no proof")
+
+
+async def come_in(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: str
+) -> tuple[bytes, tuple[int, int, int], float]:
+    """The receiver's half: what the sender's engine says of itself, its pool, and how many seconds a loan lasts."""
+    nonce = os.urandom(NONCE_BYTES)
+    write(writer, HELLO, nonce)
+    match await read(reader, MAX_STRANGER_BYTES):
+        case [word, sender_nonce, proof] if word == CHALLENGE and hmac.compare_digest(
+            proof, _proof(secret, _SENDER, nonce, sender_nonce)
+        ):
+            write(writer, ANSWER, _proof(secret, _RECEIVER, nonce, sender_nonce))
+        case _:
+            raise KVTransferError("it does not know the cluster's secret")
+    match await read(reader, MAX_ENGINE_BYTES):
+        case [word, engine, pool, loan] if word == WELCOME:
+            address, block_bytes, num_blocks = POOL.unpack(pool)
+            return engine, (address, block_bytes, num_blocks), float(LOAN_S.unpack(loan)[0])
+        case _:
+            raise KVTransferError("it refused this node")
+
+
+def _proof(secret: str, role: bytes, receiver_nonce: bytes, sender_nonce: bytes) -> bytes:
+    return hmac.digest(secret.encode(), role + receiver_nonce + sender_nonce, "sha256")
 
 
 def is_loopback(host: str) -> bool:

@@ -1,9 +1,7 @@
 """The sending end of a one-sided connector: it lends blocks for a time, and says where they lie."""
 
 import asyncio
-import hmac
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -105,28 +103,15 @@ class LoanServer:
             writer.transport.abort()
 
     async def _shake_hands(self, connection: _Connection) -> None:
-        secret, nonce = self._settings.secret, os.urandom(protocol.NONCE_BYTES)
-        match await protocol.read(connection.reader, protocol.MAX_STRANGER_BYTES):
-            case [protocol.HELLO, receiver_nonce] if len(receiver_nonce) == protocol.NONCE_BYTES:
-                own_proof = protocol.sender_proof(secret, receiver_nonce, nonce)
-                protocol.write(connection.writer, protocol.CHALLENGE, nonce, own_proof)
-            case _:
-                raise protocol.BadMessage("no HELLO")
-        match await protocol.read(connection.reader, protocol.MAX_STRANGER_BYTES):
-            case [protocol.ANSWER, proof] if hmac.compare_digest(
-                proof, protocol.receiver_proof(secret, receiver_nonce, nonce)
-            ):
-                pool = self._pool
-                protocol.write(
-                    connection.writer,
-                    protocol.WELCOME,
-                    self._engine_description,
-                    protocol.POOL.pack(pool.address, pool.block_bytes, pool.num_blocks),
-                    protocol.LOAN_S.pack(self._loan_s),
-                )
-            case _:
-                log.warning("refused a receiver that does not know the cluster's secret")
-                raise protocol.BadMessage("no proof")
+        await protocol.let_in(connection.reader, connection.writer, self._settings.secret)
+        pool = self._pool
+        protocol.write(
+            connection.writer,
+            protocol.WELCOME,
+            self._engine_description,
+            protocol.POOL.pack(pool.address, pool.block_bytes, pool.num_blocks),
+            protocol.LOAN_S.pack(self._loan_s),
+        )
 
     async def _serve(self, connection: _Connection, message: Sequence[bytes]) -> None:
         match message:

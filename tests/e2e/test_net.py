@@ -71,10 +71,11 @@ def network() -> Iterator[Network]:
 
 @pytest.mark.parametrize("connector", ["tcp", "nixl", "mooncake"])
 def test_link_goes_down_in_mid_transfer(connector: str, network: Network, model_dir: Path) -> None:
-    try:
-        open_connector(ConnectorSettings(name=connector))
-    except ModuleNotFoundError as error:
-        pytest.skip(str(error))
+    if connector != "tcp":
+        try:
+            open_connector(ConnectorSettings(name=connector))
+        except ModuleNotFoundError as error:
+            pytest.skip(str(error))
     prompt = next(prompt for prompt in reference.prompts(model_dir) if prompt.name == "513-tokens")
     with Cluster(model_dir, connector, num_prefill=0, join_host=network.here, environment=UCX) as cluster:
         cluster.add_node("prefill", host=network.there, prefix=["ip", "netns", "exec", network.name])

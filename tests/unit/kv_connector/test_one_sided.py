@@ -42,13 +42,10 @@ def engine_of(pair: Pair) -> CmaEngine:
     return cast(CmaConnector, pair.receiver.connector).engine
 
 
-async def converse(pair: Pair, secret: str = SETTINGS.secret) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def converse(pair: Pair) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A receiver of our own, after its handshake."""
     reader, writer = await asyncio.open_connection(*split_address(pair.sender.connector.endpoint))
-    nonce = bytes(protocol.NONCE_BYTES)
-    protocol.write(writer, protocol.HELLO, nonce)
-    _, sender_nonce, _ = await protocol.read(reader, 1 << 20)
-    protocol.write(writer, protocol.ANSWER, protocol.receiver_proof(secret, nonce, sender_nonce))
+    await protocol.come_in(reader, writer, SETTINGS.secret)
     return reader, writer
 
 
@@ -66,7 +63,6 @@ async def test_a_receiver_that_never_says_that_it_is_done() -> None:
         keys, ticket = random_keys(4), pair.ticket()
         await pair.sender.sender.publish(ticket, pair.outgoing(keys))
         reader, writer = await converse(pair)
-        assert (await protocol.read(reader, 1 << 20))[0] == protocol.WELCOME
         protocol.write(writer, protocol.FETCH, b"1", ticket.transfer_id.encode(), *keys)
         answers = [await protocol.read(reader, 1 << 20) for _ in keys]
         assert {answer[0] for answer in answers} == {protocol.LENT}
@@ -123,7 +119,12 @@ async def test_a_read_that_hangs_costs_the_link_and_holds_its_buffer_until_it_en
 
 async def test_who_does_not_know_the_secret_learns_nothing() -> None:
     async with pair_of() as pair:
-        reader, writer = await converse(pair, secret="another")
+        reader, writer = await asyncio.open_connection(*split_address(pair.sender.connector.endpoint))
+        nonce = bytes(protocol.NONCE_BYTES)
+        protocol.write(writer, protocol.HELLO, nonce)
+        word, _, _ = await protocol.read(reader, 1 << 20)
+        assert word == protocol.CHALLENGE
+        protocol.write(writer, protocol.ANSWER, nonce)
         with pytest.raises(KVTransferError, match="has ended"):
             await protocol.read(reader, 1 << 20)
         writer.close()
