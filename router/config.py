@@ -49,6 +49,13 @@ class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
     )
     max_resumable_streams: int = Field(default=256, ge=0, description="Streams that may ask for that at once.")
     max_logprobs: int = Field(default=20, ge=0, description="Most alternatives a client may ask for.")
+    workers: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Processes that share the port. Limits of keys, stored responses and metrics are of all together; "
+        "limits of the queue, of resumable streams and of grammar workers are divided among them.",
+    )
     shutdown_grace_s: float = Field(default=30.0, ge=0, description="How long requests may still run after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

@@ -278,10 +278,11 @@ class FakeNode:
         if opening.session_id in self.sessions:
             self.num_resumed += 1
             return self.sessions[opening.session_id], True
-        for other in self.sessions.values():
-            other.end()
-        self.leased.clear()
-        self.sessions = {opening.session_id: FakeSession(opening.session_id)}
+        router = opening.session_id.partition("/")[0]
+        for session_id in [one for one in self.sessions if one.partition("/")[0] == router]:
+            self.sessions.pop(session_id).end()
+            self.leased = {lease: ticket for lease, ticket in self.leased.items() if lease[0] != session_id}
+        self.sessions[opening.session_id] = FakeSession(opening.session_id)
         return self.sessions[opening.session_id], False
 
     async def _write(self, session: FakeSession, context: Any, num_written: int, reader: asyncio.Task[None]) -> None:

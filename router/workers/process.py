@@ -1,0 +1,108 @@
+"""One worker as the parent has it: its process, and the ways to ask it."""
+
+from __future__ import annotations  # grpc's classes are generic in their stubs alone
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+
+import grpc.aio
+
+from kvasir.proto import registry_pb2, workers_pb2
+from kvasir.router.workers.door import hand_over
+from kvasir.router.workers.places import Places, channel_to, registry_stub, worker_stub
+
+_TELL_WITHIN_S = 2.0
+_NOT_FOR_WORKERS = ("KVASIR_ROUTER_", "KVASIR_CONFIG")  # they are told everything by us
+
+
+class WorkerProcess:
+    def __init__(self, number: int, places: Places, config_json: bytes) -> None:
+        self.number = number
+        self.is_up = False  # it may be given connections
+        self.started_s = 0.0
+        self.heard_s = 0.0  # when it last answered
+        self._places = places
+        self._config_json = config_json
+        self._process: asyncio.subprocess.Process | None = None
+        self._control: socket.socket | None = None
+        self._channel: grpc.aio.Channel | None = None
+
+    async def start(self) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_FOR_WORKERS)}
+        self.started_s = self.heard_s = time.monotonic()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "kvasir.router.workers.worker"),
+                *(str(self.number), str(self._places.folder), str(theirs.fileno())),
+                stdin=asyncio.subprocess.PIPE,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # a Ctrl-C at the terminal is for us; we stop them in order
+            )
+        assert self._process.stdin is not None, "asked for as a pipe"
+        with suppress(ConnectionError):  # it is dead already, which `wait` will tell
+            self._process.stdin.write(self._config_json)
+            self._process.stdin.close()
+            await self._process.stdin.wait_closed()
+        self._channel = channel_to(self._places.worker(self.number))
+
+    async def wait_until_up(self) -> bool:
+        """False if it ended first."""
+        assert self._process is not None, "it has been started"
+        while self._process.returncode is None:
+            if await self.tell(workers_pb2.TOPIC_LOAD) is not None:
+                return True
+            await asyncio.sleep(0.05)
+        return False
+
+    async def wait(self) -> int:
+        """Its exit status; nothing of it is left then."""
+        assert self._process is not None, "it has been started"
+        status = await self._process.wait()
+        self.is_up = False
+        if self._control is not None:
+            self._control.close()
+        if self._channel is not None:
+            await self._channel.close(None)
+        return status
+
+    def send(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    def take(self, connection: socket.socket) -> bool:
+        return self.is_up and self._control is not None and hand_over(self._control, connection)
+
+    async def tell(self, topic: workers_pb2.Topic.ValueType, argument: str = "") -> bytes | None:
+        """None if it does not answer."""
+        request = workers_pb2.TellRequest(topic=topic, argument=argument)
+        try:
+            answer = await worker_stub(self._open_channel()).Tell(request, timeout=_TELL_WITHIN_S)
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError):
+            return None
+        self.heard_s = time.monotonic()
+        return bytes(answer.content)
+
+    async def announce(self, request: registry_pb2.AnnounceRequest) -> str:
+        """Why it cannot use the node; empty if it can, or does not answer."""
+        try:
+            answer = await registry_stub(self._open_channel()).Announce(request, timeout=_TELL_WITHIN_S)
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError):
+            return ""
+        return str(answer.refused_because)
+
+    def _open_channel(self) -> grpc.aio.Channel:
+        assert self._channel is not None, "it has been started"
+        return self._channel
+
+    async def withdraw(self, request: registry_pb2.WithdrawRequest) -> None:
+        with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):
+            await registry_stub(self._open_channel()).Withdraw(request, timeout=_TELL_WITHIN_S)
