@@ -23,6 +23,7 @@ class RedisServer:
     def __init__(self, *options: str) -> None:
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="redis-")  # a server begins with what another saved there
         self.port = 0
 
     def __enter__(self) -> Self:
@@ -33,6 +34,7 @@ class RedisServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
+        self._folder.cleanup()
 
     @property
     def url(self) -> str:
@@ -74,7 +76,7 @@ class RedisServer:
     def _start_on(self, port: int) -> bool:
         server = find_server()
         assert server is not None, ADVICE
-        command = [server, "--port", str(port), "--bind", "127.0.0.1", "--dir", tempfile.gettempdir()]
+        command = [server, "--port", str(port), "--bind", "127.0.0.1", "--dir", self._folder.name]
         command += ["--save", "", "--appendonly", "no", "--loglevel", "warning", *self._options]
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + START_TIMEOUT_S
