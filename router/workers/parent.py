@@ -43,7 +43,6 @@ _LONGEST_DELAY_S = 30.0
 
 async def serve_workers(config: RouterConfig) -> int:
     """Until a signal comes; the exit status. A worker that cannot start at first is a failure, and says why itself."""
-    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # it would have a say, and a log line, at each start of a process
     stop = StopSignals()
     secret = cluster_secret(os.environ, None if config.cluster_secret_file is None else str(config.cluster_secret_file))
     async with AsyncExitStack() as stack:
