@@ -15,7 +15,7 @@ from kvasir.common.grammar import Grammar
 _MAX_MESSAGE_CHARS = 600
 _PICTURE = re.compile(r"<(?:state|backtrace|non-verbose)")
 _NO_TEXT = "there is no text that the grammar allows"
-# A matcher's lexer takes up to some 200 bytes a state, and lives as long as a cache keeps it.
+# A matcher's lexer takes up to some 300 bytes a state, and lives as long as a cache keeps it.
 _LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 _SOURCES: dict[str, Callable[[str], str]] = {
     "json_schema": LLMatcher.grammar_from_json_schema,

@@ -5,6 +5,7 @@ a fresh matcher reads the tokens that came with the request.
 """
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from kvasir.common.grammar_compiler import GrammarError, check, compile_grammar,
 _NUM_THREADS = 2
 _NUM_CACHED = 32
 _MAX_CACHED_CHARS = 4 << 20  # of all cached sources together
+_MAX_RECOMPILE_S = 0.05  # of computing, in the middle of a step: everybody waits for it
 
 
 class GrammarMatcher:
@@ -145,11 +147,15 @@ class Grammars:
 
     def _compile(self, grammar: Grammar) -> Compiled:
         tokenizer = self._load_tokenizer()
+        began_s = time.thread_time()
         shared = compile_grammar(tokenizer, grammar)
+        took_s = time.thread_time() - began_s
 
         def compile_own() -> LLMatcher:
             with self._lock:
                 self._cache.pop(grammar, None)  # its lexer may be the one that is full
+            if took_s > _MAX_RECOMPILE_S:
+                raise GrammarError("the grammar is too complex to be followed any further")
             return compile_grammar(tokenizer, grammar)
 
         return lambda: GrammarMatcher(tokenizer, shared.deep_copy(), compile_own)

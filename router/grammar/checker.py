@@ -164,6 +164,7 @@ class Worker:
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "kvasir.router.grammar.worker", str(self._tokenizer_path)),
+                str(int(self._timeout_s) + 10),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,  # a compiler's panics, at a stranger's will

@@ -1,10 +1,10 @@
-"""`python -m kvasir.router.grammar.worker TOKENIZER_JSON`: compiles grammars that may take this process down.
+"""`python -m kvasir.router.grammar.worker TOKENIZER_JSON SECONDS`: compiles grammars that may take this process down.
 
     stdin   a frame for each grammar: {"kind", "source"}
     stdout  a frame when ready, then one for each grammar: {} | {"source": what it was translated to} | {"error": why}
 
 A frame is 4 bytes of length, little-endian, and JSON. The process ends with its stdin, and by itself if a grammar takes
-it longer than anybody waits.
+it so many seconds, which is longer than anybody waits.
 """
 
 import json
@@ -24,7 +24,6 @@ from kvasir.common.grammar_compiler import GrammarError, compile_grammar, load_t
 from kvasir.router.grammar.locate import where_it_fails
 
 _MAX_MEMORY_BYTES = 4 << 30  # of addresses: what is really used is far less
-_SUICIDE_AFTER_S = 10
 _GBNF_RULE = re.compile(r"(?m)^\s*[\w-]+\s*::=")
 
 Frame = dict[str, Any]
@@ -42,7 +41,7 @@ def main(argv: list[str]) -> None:
         problem = {"error": str(error)}
     write_frame(sys.stdout.buffer, problem)
     while (asked := read_frame(sys.stdin.buffer)) is not None:
-        signal.alarm(_SUICIDE_AFTER_S)
+        signal.alarm(int(argv[1]))
         write_frame(sys.stdout.buffer, problem if tokenizer is None else answer(tokenizer, asked))
         signal.alarm(0)
 

@@ -65,6 +65,8 @@ def test_every_way_of_asking(cluster: Cluster) -> None:
         # Not even a bias, a list of tokens or a banned word leads out of it.
         bias = {"logit_bias": {"198": 100}, "allowed_token_ids": [198], "bad_words": ["tall"], "min_tokens": 20}
         assert await text({"structured_outputs": {"choice": ["tall"]}, **bias}, ignore_eos=True) == "tall"
+        # A stop string does, for it is the client's own; what ends early is said to have stopped.
+        assert await text({"structured_outputs": {"choice": ["tall"]}}, stop=["ll"]) == "ta"
         schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}}, "required": ["name"]}
         whole = await text({"structured_outputs": {"json": {**schema, "additionalProperties": False}}})
         assert json.loads(whole).keys() == {"name"}

@@ -410,3 +410,15 @@ def test_matches(vocabulary: Vocabulary, grammars: Grammars) -> None:
         text = vocabulary.decode([token_id for token_id in tokens if token_id != vocabulary.eos])
         assert reason is FinishReason.STOP
         assert re.fullmatch(pattern, text), (pattern, text)
+
+
+def test_a_lexer_that_is_full_in_mid_step_is_not_replaced_at_the_cost_of_all(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = grammar_compiler.LLParserLimits(max_lexer_states=500, verbose_errors=False)
+    monkeypatch.setattr(grammar_compiler, "_LIMITS", limits)
+    monkeypatch.setattr(grammar_module, "_MAX_RECOMPILE_S", 0.0)
+    compiled = vocabulary.grammars().compiled(regex("(.*[a-zA-Z].{15}[0-9])*"))
+    with pytest.raises(InvalidRequest, match="too complex"):
+        for seed in range(200):
+            text_of_random_tokens(compiled(), random.Random(seed), 100)
