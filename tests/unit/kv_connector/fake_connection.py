@@ -25,6 +25,11 @@ class FakeConnection:
     def disconnect(self) -> None:
         self._sock.close()
 
+    def answer_and_close(self, data: bytes) -> None:
+        """What a socket holds at once. Whatever is asked of it is lost."""
+        self.server.sendall(data)
+        self.server.shutdown(socket.SHUT_WR)
+
     def answer(self, data: bytes, at_once: int = 1 << 20) -> None:
         """And close, from a thread: it may be more than a socket holds."""
 
