@@ -24,14 +24,19 @@ class Echo(prefill_pb2_grpc.PrefillServiceServicer):
         async for command in commands:
             yield common_pb2.SessionEvent(number=command.open.last_event)
 
+    def __init__(self, num_chars: int = 100) -> None:
+        self._name = "m" * num_chars
+
     async def Describe(self, request: Any, context: Any) -> Any:
-        return common_pb2.DescribeResponse(node=common_pb2.NodeDescription(model_name="m" * 100))
+        return common_pb2.DescribeResponse(node=common_pb2.NodeDescription(model_name=self._name))
 
 
 @asynccontextmanager
-async def serving(secret: str | None, listen: str = "127.0.0.1:0", **options: int) -> AsyncIterator[str]:
+async def serving(
+    secret: str | None, listen: str = "127.0.0.1:0", *, echo: Echo | None = None, **options: int
+) -> AsyncIterator[str]:
     server = new_server(listen, secret, **options)
-    prefill_pb2_grpc.add_PrefillServiceServicer_to_server(Echo(), server)
+    prefill_pb2_grpc.add_PrefillServiceServicer_to_server(echo or Echo(), server)
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
     port = bind(server, listen)
     await server.start()
@@ -113,6 +118,8 @@ async def test_messages_far_above_grpcs_own_default_pass() -> None:
         request = common_pb2.GenerationRequest(prompt_token_ids=prompt)
         await call.write(prefill_pb2.PrefillCommand(start=prefill_pb2.StartPrefill(request=request)))
         assert (await call.read()).number == 0
+    async with serving(None, echo=Echo(20 << 20)) as address:  # and back, as logprobs of a long prompt do
+        assert len((await describe(address, None)).node.model_name) == 20 << 20
 
 
 async def test_a_port_that_is_taken_is_an_error() -> None:
@@ -129,6 +136,9 @@ def test_both_sides_agree() -> None:
         assert client[name] == server[name]
     assert client["grpc.max_send_message_length"] == client["grpc.max_receive_message_length"]
     assert server["grpc.http2.min_ping_interval_without_data_ms"] < client["grpc.keepalive_time_ms"]
+    for options in (client, server):
+        assert options["grpc.http2.max_pings_without_data"] == 0, "a long silence is one in which pings go on"
+    assert client["grpc.max_reconnect_backoff_ms"] <= 2_000
 
 
 async def test_a_channel_finds_its_server_again() -> None:

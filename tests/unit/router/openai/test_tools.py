@@ -160,6 +160,14 @@ async def test_a_call_that_never_ends_is_not_reported_as_one() -> None:
         assert (content, calls, reason) == ("", [("weather", '{"city": "')], "stop")
 
 
+async def test_without_a_call_nothing_ends_for_calls() -> None:
+    """A call was wanted and none came: once that was an empty list of calls with their finish reason."""
+    async with tool_router(saying("[]"), habits=HABITS) as router:
+        assert (await both(router, tools=TOOLS, tool_choice="required"))[1:3] == ([], "stop")
+        message = (await router.chat(tools=TOOLS, tool_choice="required")).json()["choices"][0]["message"]
+        assert "tool_calls" not in message
+
+
 async def test_each_choice_makes_calls_of_its_own() -> None:
     async with tool_router(saying(HERMES), habits=HABITS) as router:
         whole = (await router.chat(tools=TOOLS, n=2)).json()["choices"]
