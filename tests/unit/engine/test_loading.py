@@ -127,6 +127,23 @@ def test_a_cancelled_load_keeps_its_blocks_until_the_transfer_has_stopped() -> N
     assert not engine.has_work
 
 
+def test_what_is_said_of_a_load_after_its_end_is_not_heard() -> None:
+    """Its blocks are another's by then."""
+    engine, request = make_engine(num_blocks=2), awaiting(list(range(8)))
+    begin_loading(engine, request)
+    engine.cancel(ID)
+    engine.loading_done(ID)
+    engine.submit(make_request("other", [9] * 5))
+    results = [engine.step()]
+    engine.block_loaded(ID, 0)
+    engine.loading_done(ID)
+    engine.continue_with(ID, [1])
+    engine.check_invariants()
+    assert outputs_of([*results, *run(engine)], "other")[0] == fake_tokens([9] * 5, 4, hash_of("other"))
+    engine.check_invariants()
+    assert engine.stats().num_free_blocks == 2
+
+
 def test_a_first_token_that_fills_the_length_ends_it_but_not_the_transfer() -> None:
     engine = make_engine(num_blocks=2)
     request = awaiting(list(range(8)))

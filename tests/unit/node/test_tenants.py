@@ -1,5 +1,6 @@
 """Two tenants with salts of their own never meet: not in a node's cache, not over a connector, not in a store."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from kvasir.kv_connector.settings import ConnectorSettings
 from tests.unit.node.fakes import BLOCK_SIZE, Running, decode, generate, prefill, request, start_prefill, ticket_for
 from tests.unit.node.test_pair import run
+from tests.valkey import RedisServer
 
 PROMPT = list(range(4 * BLOCK_SIZE + 1))
 
@@ -29,8 +31,17 @@ async def test_in_the_cache_of_a_prefill_node() -> None:
         assert [await computed(node, 4 + i, salt) for i, salt in enumerate(("a", "b", ""))] == [1, 1, 1]
 
 
-async def test_in_a_store(tmp_path: Path) -> None:
-    settings = ConnectorSettings(name="shared_storage", path=str(tmp_path))
+@pytest.fixture
+def settings(connector: str, tmp_path: Path) -> Iterator[ConnectorSettings]:
+    if connector == "redis":
+        with RedisServer() as server:
+            yield ConnectorSettings(name=connector, redis_url=server.url)
+    else:
+        yield ConnectorSettings(name=connector, path=str(tmp_path))
+
+
+@pytest.mark.parametrize("connector", ["redis", "shared_storage"])
+async def test_in_a_store(settings: ConnectorSettings) -> None:
     async with prefill(settings) as first:
         assert await computed(first, 1, "a") == len(PROMPT)
     async with prefill(settings) as second:
@@ -41,9 +52,8 @@ async def test_in_a_store(tmp_path: Path) -> None:
         assert third.node.transfer_metrics.blocks_fetched == 4
 
 
-@pytest.mark.parametrize("connector", ["memory", "tcp", "shared_storage"])
-async def test_on_a_decode_node(connector: str, tmp_path: Path) -> None:
-    settings = ConnectorSettings(name=connector, path=str(tmp_path))
+@pytest.mark.parametrize("connector", ["memory", "tcp", "redis", "shared_storage"])
+async def test_on_a_decode_node(settings: ConnectorSettings) -> None:
     async with prefill(settings) as sender, decode(settings) as receiver:
         for handle, (salt, num_fetched) in enumerate((("a", 5), ("b", 5), ("a", 1), ("b", 1)), start=1):
             assert await run(sender, receiver, handle, PROMPT, 4, salt) == generate(PROMPT, 4)

@@ -6,6 +6,7 @@ from contextlib import aclosing
 import pytest
 
 from kvasir.common.errors import DeadlineExceeded, InvalidRequest, NodeUnavailable
+from kvasir.router.nodes import Role
 from tests.fake_cluster import a_request, collect, fake_cluster, tokens_of, until
 from tests.fake_node import expected_tokens
 
@@ -62,6 +63,26 @@ async def test_many_at_once_over_two_and_two() -> None:
         for request, deltas in zip(requests, answers, strict=True):
             assert tokens_of(deltas) == expected_tokens(request.prompt_token_ids, 12, request.sampling.seed)
         assert all(node.num_started > 5 for node in cluster.nodes)
+        await cluster.settle()
+
+
+async def test_a_decode_node_that_freezes_holds_up_nobody() -> None:
+    """Its port stays open and it says nothing: once this stood still for those on healthy nodes, too."""
+    async with fake_cluster(1, 2, {"heartbeat_timeout_s": 0.6}, token_s=0.005) as cluster:
+        frozen, healthy = cluster.decode
+        requests = [a_request(20 + index, 20, seed=index, first=index) for index in range(40)]
+        answers = [asyncio.create_task(collect(cluster.dispatcher.generate(request))) for request in requests]
+        await until(lambda: any(one.outputs != [[]] for one in frozen.requests if not one.is_canary))
+        frozen.is_frozen = True
+        for request, answer in zip(requests, answers, strict=True):
+            expected = expected_tokens(request.prompt_token_ids, 20, request.sampling.seed)
+            assert tokens_of(await answer) == expected
+        await until(lambda: len(cluster.cluster.pool.nodes(Role.DECODE)) == 1)
+        num_started = healthy.num_started
+        for deltas in await asyncio.gather(*(collect(cluster.dispatcher.generate(a_request())) for _ in range(8))):
+            assert {delta.served_by for delta in deltas[1:]} == {healthy.address}
+        assert healthy.num_started == num_started + 8
+        frozen.is_frozen = False
         await cluster.settle()
 
 
