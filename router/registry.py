@@ -147,7 +147,11 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         request: registry_pb2.AnnounceRequest,
         context: grpc.aio.ServicerContext[registry_pb2.AnnounceRequest, registry_pb2.AnnounceResponse],
     ) -> registry_pb2.AnnounceResponse:
-        refusal = self._registry.announced(wire.node_from_proto(request.address, request.node))
+        try:
+            info = wire.node_from_proto(request.address, request.node)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        refusal = self._registry.announced(info)
         return registry_pb2.AnnounceResponse(refused_because=refusal, announce_again_s=ANNOUNCE_AGAIN_S)
 
     async def Withdraw(

@@ -7,7 +7,7 @@ import pytest
 
 from kvasir.common.grpc_client import open_channel
 from kvasir.common.metrics import Metrics
-from kvasir.proto import registry_pb2, registry_pb2_grpc
+from kvasir.proto import common_pb2, registry_pb2, registry_pb2_grpc
 from kvasir.router.cluster import running_cluster
 from kvasir.router.config import RouterConfig
 from kvasir.router.nodes import Role
@@ -164,3 +164,13 @@ async def test_stopping_leaves_no_task() -> None:
         await answer
     await until(lambda: asyncio.all_tasks() <= tasks_before)
     assert not cluster.cluster.pool.nodes(Role.DECODE)
+
+
+async def test_an_announcement_that_makes_no_sense_is_refused_by_its_status() -> None:
+    async with fake_cluster(0, 0) as cluster, open_channel(registry_of(cluster), None) as channel:
+        stub = registry_pb2_grpc.RegistryServiceStub(channel)  # type: ignore[no-untyped-call]
+        node = common_pb2.NodeDescription(eos_token_ids=b"odd")
+        with pytest.raises(grpc.aio.AioRpcError, match="4 bytes each") as refused:
+            await stub.Announce(registry_pb2.AnnounceRequest(address="127.0.0.1:1", node=node), timeout=5)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert not members(cluster)
