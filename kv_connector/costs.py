@@ -49,6 +49,9 @@ class CostRule:
         return float("inf") if compute_s is None else max(self.patience_s, compute_s)
 
 
+ALWAYS_FETCH = CostRule(always_fetch_s=float("inf"), patience_s=float("inf"))  # whatever computing costs
+
+
 class RateMeter:
     """One source. What is older counts less, and what is too old is measured anew by whoever asks next."""
 
@@ -74,13 +77,18 @@ class RateMeter:
         rate = self.rate
         return rate.bandwidth_bytes_per_s if rate is not None else None
 
+    @property
+    def current(self) -> Rate | None:
+        """The same, but None as well once it is too old to go by, and nobody finds out yet how it is now."""
+        return None if self._clock() - self._measured_at_s >= self._forget_after_s else self.rate
+
     def ask(self) -> Rate | None:
-        """The same, to decide by it. Once it is old, one who asks is told nothing, and so finds out how it is now."""
-        rate = self.rate
-        if rate is not None and self._clock() - self._measured_at_s >= self._forget_after_s:
-            self._measured_at_s = self._clock()  # the others go by the old value until then
+        """The same, of one who will fetch where he is told nothing, and so finds out; others go by the old value
+        until he has."""
+        rate = self.current
+        if rate is None and self.rate is not None:
+            self._measured_at_s = self._clock()
             self._is_stale = True
-            return None
         return rate
 
     def note(self, num_bytes: int, seconds: float) -> None:
@@ -92,7 +100,8 @@ class RateMeter:
         self._is_stale = False
 
     def note_latency(self, seconds: float) -> None:
-        old = self._latency_s or seconds
+        """From asking to the first block; to be noted before what came after it."""
+        old = seconds if self._is_stale else self._latency_s or seconds
         self._latency_s = _FORGETTING * old + (1 - _FORGETTING) * seconds
 
 

@@ -135,7 +135,7 @@ class IncomingTransfer:
         ready, self._ready = self._ready, []
         self._in_flight = {block.key: block for block in ready}
         try:
-            self._pace.check_before(ready)
+            self._pace.check_before(self._at_stake)
             refused, lost = await self._attempt(ready, deadline_s)
             if refused or lost:
                 self._parts.metrics.retries += len(refused) + len(lost)
@@ -183,7 +183,7 @@ class IncomingTransfer:
             if not limit.expired():
                 self._source.failed(KVTransferError(f"{error!r}"))
             elif self._in_flight and not self._waits_for_deadline:
-                raise TooSlow(f"nothing came for as long as computing {len(self._in_flight)} blocks takes") from None
+                raise TooSlow(f"nothing came for as long as computing {len(self._at_stake)} blocks takes") from None
             else:
                 self._source.timed_out()
                 self._parts.metrics.miss(MissReason.TIMEOUT, len(self._in_flight))
@@ -197,6 +197,11 @@ class IncomingTransfer:
         return refused, lost
 
     @property
+    def _at_stake(self) -> list[WantedBlock]:
+        """What is given up where it is too slow: also what is still promised would come no faster."""
+        return [*self._in_flight.values(), *self._ready, *self._promised]
+
+    @property
     def _outstanding(self) -> list[WantedBlock]:
         return list(self._in_flight.values())
 
@@ -205,7 +210,7 @@ class IncomingTransfer:
         if limit.expired():
             return  # it strikes as soon as we wait for anything
         now_s = self._parts.clock()
-        give_up_s = now_s + self._pace.wait_s(self._outstanding) if self._in_flight else deadline_s
+        give_up_s = now_s + self._pace.wait_s(self._at_stake) if self._in_flight else deadline_s
         self._waits_for_deadline = deadline_s <= give_up_s
         limit.reschedule(asyncio.get_running_loop().time() + min(deadline_s, give_up_s) - now_s)
 
@@ -220,8 +225,7 @@ class IncomingTransfer:
         return True
 
     def _decline(self, verdict: TooSlow) -> None:
-        """The rest too: what is still promised would come no faster."""
-        given_up = len(self._in_flight) + len(self._ready) + len(self._promised)
+        given_up = len(self._at_stake)
         log.info("%s is too slow (%s): %d blocks are computed here", self._source.name, verdict, given_up)
         self._parts.metrics.declined += 1
         self._parts.metrics.miss(MissReason.SLOW, given_up)

@@ -36,7 +36,7 @@ class Pace:
         self._num_landed = 0
 
     def check_before(self, blocks: Sequence[WantedBlock]) -> None:
-        """By what the source was last measured to give."""
+        """By what the source was last measured to give. `blocks`: those that are asked for now, and all to come."""
         rate = self._meter.ask()
         if rate is not None:
             self._check(rate.fetch_s(len(blocks) * self._bytes_per_block), blocks)
@@ -49,7 +49,7 @@ class Pace:
     def landed(self) -> None:
         """One more."""
         self._last_s = self._clock()
-        self._first_s = self._first_s or self._last_s
+        self._first_s = self._last_s if self._first_s is None else self._first_s
         self._num_landed += 1
 
     def check(self, outstanding: Sequence[WantedBlock]) -> None:
@@ -58,9 +58,9 @@ class Pace:
         if self._num_landed and elapsed_s >= self._rule.patience_s:
             self._check(elapsed_s * len(outstanding) / self._num_landed, outstanding)
 
-    def wait_s(self, outstanding: Sequence[WantedBlock]) -> float:
-        """How long to wait for the next one, from now."""
-        return self._rule.give_up_after_s(self._compute_s(_num_tokens(outstanding)))
+    def wait_s(self, blocks: Sequence[WantedBlock]) -> float:
+        """How long to wait for the next one, from now. `blocks` would be given up."""
+        return self._rule.give_up_after_s(self._compute_s(_num_tokens(blocks)))
 
     def end(self, *, is_stuck: bool) -> None:
         """`is_stuck`: something was still outstanding, so that the time until now counts."""

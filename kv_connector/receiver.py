@@ -104,7 +104,7 @@ class KVReceiver:
 
     def is_worth_fetching(self, num_blocks: int, compute_s: float | None) -> bool:
         """Whether so many blocks are likely to come from the store in less time than computing them takes."""
-        rate = self.rates.of(self._connector.name).ask()
+        rate = self.rates.of(self._connector.name).current
         if rate is None:
             return True
         fetch_s = rate.fetch_s(num_blocks * self._parts.layout.bytes_per_block)

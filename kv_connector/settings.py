@@ -7,6 +7,7 @@ from kvasir.kv_connector.costs import CostRule
 
 CODEC_SETTINGS = ("auto", "none", "lossless", "fp16", "int8")
 _SLOWER_THAN_MEASURED = 0.25
+_SLOWER_THAN_UNMEASURED = 0.1  # at the least: what was measured of a stall is next to nothing, and no deadline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +39,8 @@ class ConnectorSettings:
     lookup_timeout_s: float = 1.0
 
     lease_s: float = 30.0
-    # A published block is given up after base + bytes outstanding / bandwidth: a quarter of what was measured; before
-    # there is a measurement, the one below.
+    # A published block is given up after base + bytes outstanding / bandwidth: a quarter of what was measured, but no
+    # less than a tenth of the one below; before there is a measurement, the one below.
     fetch_timeout_base_s: float = 5.0
     min_bandwidth_bytes_per_s: float = 32e6
 
@@ -62,5 +63,7 @@ class ConnectorSettings:
 
     def transfer_allowance_s(self, num_bytes: int, bandwidth_bytes_per_s: float | None = None) -> float:
         """How long so many bytes may take before they are given up."""
-        slowest = _SLOWER_THAN_MEASURED * bandwidth_bytes_per_s if bandwidth_bytes_per_s else None
-        return self.fetch_timeout_base_s + num_bytes / (slowest or self.min_bandwidth_bytes_per_s)
+        slowest = self.min_bandwidth_bytes_per_s
+        if bandwidth_bytes_per_s is not None:
+            slowest = max(_SLOWER_THAN_UNMEASURED * slowest, _SLOWER_THAN_MEASURED * bandwidth_bytes_per_s)
+        return self.fetch_timeout_base_s + num_bytes / slowest

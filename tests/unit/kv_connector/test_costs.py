@@ -3,7 +3,7 @@
 import pytest
 
 from kvasir.kv_connector.base import CODEC_NONE
-from kvasir.kv_connector.costs import CODEC_LOSSLESS, CodecSpeed, CostRule, RateMeter, Rates, choose_codec
+from kvasir.kv_connector.costs import CODEC_LOSSLESS, CodecSpeed, CostRule, Rate, RateMeter, Rates, choose_codec
 
 BLOCK = 1000
 MEGA = 10**6
@@ -52,6 +52,28 @@ def test_an_old_measurement_sends_one_ahead_and_is_replaced_by_what_he_finds() -
     assert world.meter.ask() is not None, "the others go by what was known"
     world.meter.note(1000 * BLOCK, 1.0)
     assert world.meter.bandwidth_bytes_per_s == 1000 * BLOCK, "the slow past is forgotten"
+
+
+def test_one_who_only_wants_to_know_leaves_it_to_others_to_find_out() -> None:
+    world = World(forget_after_s=30)
+    world.meter.note(10 * BLOCK, 10.0)
+    world.now_s = 31
+    assert world.meter.current is None
+    assert world.meter.current is None, "he was not the one"
+    assert world.meter.ask() is None
+    assert world.meter.current is not None, "somebody is at it"
+
+
+def test_an_old_latency_is_replaced_with_the_rest() -> None:
+    """It used to fade by a third every ten seconds: one hiccup at the start was held against a source for minutes."""
+    world = World(forget_after_s=30)
+    world.meter.note_latency(3.0)
+    world.meter.note(100 * BLOCK, 1.0)
+    world.now_s = 31
+    assert world.meter.ask() is None
+    world.meter.note_latency(0.01)
+    world.meter.note(100 * BLOCK, 1.0)
+    assert world.meter.ask() == Rate(100 * BLOCK, 0.01)
 
 
 def test_latency_is_paid_once_bandwidth_for_every_byte() -> None:

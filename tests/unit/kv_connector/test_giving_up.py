@@ -75,11 +75,11 @@ async def test_a_stall_is_remembered_of_the_source() -> None:
 
 async def test_a_deadline_grows_where_the_path_was_measured_to_be_slow() -> None:
     """Slow and steady, it is no reason to recompute where that costs more still."""
-    world = World(fetch_timeout_base_s=0.05, min_bandwidth_bytes_per_s=1e9)
-    world.meter.note(SMALL.bytes_per_block, 0.25)  # a block in a quarter of a second, say
+    world = World(fetch_timeout_base_s=0.05, min_bandwidth_bytes_per_s=8 * SMALL.bytes_per_block)  # 0.5 s for all
+    world.meter.note(SMALL.bytes_per_block, 0.25)  # a block in a quarter of a second, and so 4 s
     world.source.may_deliver.clear()
     world.transfer.progress(4, committed=True)
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.7)
     world.source.may_deliver.set()
     async with asyncio.timeout(10):
         assert (await world.transfer.done()).missing == ()
@@ -92,6 +92,40 @@ async def test_while_one_block_takes_its_time_the_lease_is_kept_alive() -> None:
     await until(lambda: world.source.num_kept_alive > 1)
     world.source.may_deliver.set()
     assert (await world.transfer.done()).missing == ()
+
+
+async def test_a_verdict_on_all_that_is_promised_weighs_all_of_it() -> None:
+    """A first block by itself, of a source whose latency is longer than computing that block, gave up all the others."""
+    world = World(lambda num_tokens: 0.01 * num_tokens, costs=CostRule(always_fetch_s=0.0))
+    world.meter.note_latency(0.3)
+    world.meter.note(SMALL.bytes_per_block * 1000, 0.001)
+    world.transfer.progress(1)  # 16 tokens: 0.16 s to compute; all of them: 0.64 s
+    await until(lambda: world.landed or world.metrics.declined)
+    world.transfer.progress(4, committed=True)
+    assert (await world.transfer.done()).missing == ()
+
+
+async def test_the_patience_with_a_source_is_that_for_all_that_is_promised() -> None:
+    world = World(lambda num_tokens: 0.01 * num_tokens, costs=CostRule(always_fetch_s=0.0, patience_s=0.0))
+    world.source.may_deliver.clear()
+    world.transfer.progress(1)
+    await asyncio.sleep(0.3)
+    world.source.may_deliver.set()
+    await until(lambda: world.landed or world.metrics.declined)
+    world.transfer.cancel()
+    await world.transfer.done()
+    assert world.landed == [0]
+
+
+async def test_after_a_stall_there_is_a_deadline_all_the_same() -> None:
+    """Of the next to nothing that was measured, it used to be made a deadline of days."""
+    world = World(fetch_timeout_base_s=0.1)
+    world.meter.note(0, 5.0)
+    world.source.may_deliver.clear()
+    world.transfer.progress(4, committed=True)
+    async with asyncio.timeout(10):
+        assert (await world.transfer.done()).missing == (0, 1, 2, 3)
+    assert world.metrics.misses == {MissReason.TIMEOUT: 4}
 
 
 @pytest.mark.parametrize("landed_first", [0, 1])
