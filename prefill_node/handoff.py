@@ -60,18 +60,20 @@ class Handoff:
     def abort(self) -> None:
         """Nobody wants the blocks (any more). Fine at any time, and more than once."""
         self._is_aborted = True
+        while not self._queue.empty():
+            if computed := self._queue.get_nowait():
+                self._drop(computed)
         self._queue.put_nowait(None)
         self._sender.abort(self.ticket.transfer_id)
 
     async def _run(self) -> None:
         while (computed := await self._queue.get()) is not None:
-            if self._is_aborted or self._has_failed:
-                self._release_blocks(computed.block_ids)
+            if self._has_failed:
+                self._drop(computed)
             else:
                 await self._publish(computed)
-            self.num_queued_blocks -= len(computed.block_ids)
             if self._is_aborted:
-                continue  # until the queue is empty
+                continue  # with the None that the abort has put there
             if computed.is_last:
                 self._sender.commit(self.ticket.transfer_id)
                 self._on_progress(self._num_published, True)
@@ -79,6 +81,10 @@ class Handoff:
             self._on_progress(self._num_published, False)
         if self._is_aborted:
             self._sender.abort(self.ticket.transfer_id)  # what was being published meanwhile
+
+    def _drop(self, computed: ComputedBlocks) -> None:
+        self.num_queued_blocks -= len(computed.block_ids)
+        self._release_blocks(computed.block_ids)
 
     async def _publish(self, computed: ComputedBlocks) -> None:
         try:
@@ -90,6 +96,8 @@ class Handoff:
         except Exception:  # without a commit, the receiver would wait for the rest until its deadline
             log.exception("transfer %s failed in an unforeseen way", self.ticket.transfer_id)
             self._has_failed = True
+        finally:
+            self.num_queued_blocks -= len(computed.block_ids)
 
     def _outgoing(self, computed: ComputedBlocks) -> list[OutgoingBlock]:
         blocks = []

@@ -53,3 +53,29 @@ async def test_blocks_that_come_after_the_abort_go_back_too() -> None:
     handoff.add(computed(2, is_last=True))
     assert released == {0: 1, 1: 1, 2: 1}
     assert told == [(1, False)]
+
+
+async def test_an_abort_frees_at_once_what_waits_behind_a_store_that_hangs() -> None:
+    released: Counter[BlockId] = Counter()
+    sender, hanging = Sender(released), asyncio.Event()
+
+    async def publish(ticket: Ticket, blocks: Sequence[OutgoingBlock]) -> None:
+        await hanging.wait()
+        sender.leased += [block.block_id for block in blocks]
+
+    sender.publish = publish  # type: ignore[method-assign]
+    handoff = Handoff(TICKET, cast(KVSender, sender), released.update, lambda *_: None, asyncio.create_task)
+    handoff.add(computed(0))
+    await asyncio.sleep(0)
+    handoff.add(computed(1))
+    handoff.add(computed(2, is_last=True))
+    assert handoff.num_queued_blocks == 3
+    handoff.abort()
+    assert released == {1: 1, 2: 1}
+    assert handoff.num_queued_blocks == 1
+    hanging.set()
+    async with asyncio.timeout(5):
+        while not handoff.is_done:
+            await asyncio.sleep(0)
+    assert released == {0: 1, 1: 1, 2: 1}
+    assert handoff.num_queued_blocks == 0
