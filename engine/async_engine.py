@@ -143,9 +143,9 @@ class AsyncEngine:
                         self._deliver(result)
                 self._stats = self._engine.stats()
                 self._alive_at_s = self._clock()
-        except Exception as error:
+        except BaseException as error:  # a panic of a library in Rust is no Exception
             log.exception("the engine has crashed")
-            self._on_loop(self._on_crash, error)
+            self._on_loop(self._on_crash, error if isinstance(error, Exception) else RuntimeError(repr(error)))
         finally:
             self._end()
 

@@ -39,11 +39,11 @@ def _mask(request: Request) -> Tensor | InvalidRequest:
     try:
         request.matcher.follow(request.output_token_ids)
         return torch.from_numpy(request.matcher.allowed(request.sampling.stop_token_ids))
-    except Exception as error:
+    except BaseException as error:  # a panic of the library is no Exception
         return _known(error)
 
 
-def _known(error: Exception) -> InvalidRequest:
+def _known(error: BaseException) -> InvalidRequest:
     """Whatever goes wrong with a grammar is the end of its own request, and of no other."""
     if isinstance(error, InvalidRequest):
         return error
@@ -59,5 +59,5 @@ def advanced(request: Request, sampled: Sampled) -> Sampled:
     try:
         matcher.take(sampled.token_ids[-1])
         return replace(sampled, completes_grammar=matcher.is_complete)
-    except Exception as error:
+    except BaseException as error:  # a panic of the library is no Exception
         return Sampled(error=_known(error))

@@ -24,7 +24,7 @@ class GatedRunner(FakeModelRunner):
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Event()
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     def execute(self, plan: StepPlan) -> dict[RequestId, Sampled]:
         self.entered.set()
@@ -154,6 +154,16 @@ async def test_a_crash_is_told_once_and_nobody_waits_on(bench: Bench) -> None:
     assert [str(error) for error in bench.crashes] == ["out of memory"]
     with pytest.raises(EngineDead):
         bench.engine.submit(request("b"))
+
+
+async def test_what_is_no_exception_is_a_crash_too(bench: Bench) -> None:
+    """A panic of a library in Rust, say: a node whose engine is gone must not stay."""
+    bench.runner.error = BaseException("panicked")
+    bench.engine.submit(request("a"))
+    async with asyncio.timeout(DEADLINE_S):
+        while not bench.crashes:
+            await asyncio.sleep(0.001)
+    assert [str(error) for error in bench.crashes] == ["BaseException('panicked')"]
 
 
 async def test_an_error_in_a_call_is_the_callers(bench: Bench) -> None:
