@@ -95,7 +95,7 @@ async def test_while_one_block_takes_its_time_the_lease_is_kept_alive() -> None:
 
 
 async def test_a_verdict_on_all_that_is_promised_weighs_all_of_it() -> None:
-    """A first block by itself, of a source whose latency is longer than computing that block, gave up all the others."""
+    """A first block by itself, of a source whose latency is longer than computing that block, gave up the rest."""
     world = World(lambda num_tokens: 0.01 * num_tokens, costs=CostRule(always_fetch_s=0.0))
     world.meter.note_latency(0.3)
     world.meter.note(SMALL.bytes_per_block * 1000, 0.001)
