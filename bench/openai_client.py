@@ -69,6 +69,7 @@ class _Answer:
     num_prompt_tokens: int | None = None
     num_output_tokens: int | None = None
     ended: bool = False
+    closed_bare: bool = False  # its last chunk had a finish reason and no text
     error: str = ""
 
     def take(self, data: str, now_s: float) -> None:
@@ -89,6 +90,7 @@ class _Answer:
         text = choice.get("text") or delta.get("content") or ""
         if choice.get("finish_reason"):
             self.ended = True
+            self.closed_bare = not text
         elif delta.get("role") and not text:
             return  # announces the speaker; it can be sent before any token is there, so it is none
         # The text may well be empty: special tokens have none.
@@ -129,7 +131,10 @@ def _outcome(sent_s: float, answer: _Answer, prompt: Prompt, count_tokens: Calla
     num_output_tokens = answer.num_output_tokens
     if not num_output_tokens:  # the server does not say: count ourselves, as well as we can
         num_output_tokens = count_tokens(text) if count_tokens else len(answer.arrivals_s)
-    timeline = Timeline(sent_s=sent_s, arrivals_s=tuple(answer.arrivals_s), num_output_tokens=num_output_tokens)
+    arrivals_s = answer.arrivals_s
+    if answer.closed_bare and len(arrivals_s) > max(1, num_output_tokens):
+        arrivals_s = arrivals_s[:-1]  # all tokens came before it: it is not a hidden one, and no gap ends with it
+    timeline = Timeline(sent_s=sent_s, arrivals_s=tuple(arrivals_s), num_output_tokens=num_output_tokens)
     num_prompt_tokens = answer.num_prompt_tokens or prompt.num_tokens or 0
     return Outcome(sent_s=sent_s, timeline=timeline, text=text, num_prompt_tokens=num_prompt_tokens)
 

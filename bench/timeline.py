@@ -3,7 +3,8 @@
 The definitions are those of vLLM's `bench serve`, so that numbers can be compared:
 
   TTFT   request sent -> first streamed chunk
-  ITL    one gap between two streamed chunks (a distribution over all gaps of all requests)
+  ITL    one gap between two streamed chunks (a distribution over all gaps of all requests); a last chunk that
+         only says why the answer ends, after all of its tokens, is none
   E2EL   request sent -> last streamed chunk
   TPOT   (E2EL - TTFT) / (output tokens - 1); a request of one token has none
   goodput  requests per second that met every objective; a TPOT that does not exist counts as met

@@ -12,9 +12,12 @@ WORDS = ("The", " answer", " is", " 42", ".")
 
 @dataclass
 class ScriptedServer:
-    """Chunks of WORDS with `gap_s` between them; then usage, if it is to say; then the end, if it is to come."""
+    """Chunks of WORDS with `gap_s` between them; then one that only closes, if it is to have one; then usage, if it is
+    to say; then the end, if it is to come."""
 
     gap_s: float = 0.0
+    closes: bool = False
+    num_tokens: int = 7
     says_usage: bool = True
     ends: bool = True
     status: int = 200
@@ -47,10 +50,14 @@ class ScriptedServer:
         for choice in choices:
             await asyncio.sleep(self.gap_s)
             await self._send(response, {"choices": [choice]})
+        if self.closes:
+            empty = {"delta": {}} if "delta" in choices[0] else {"text": ""}
+            await self._send(response, {"choices": [{"index": 0, "finish_reason": "length", **empty}]})
         if self.fails_within:
             await self._send(response, {"error": {"message": "lost a node"}})
         if self.says_usage:
-            await self._send(response, {"choices": [], "usage": {"prompt_tokens": 11, "completion_tokens": 7}})
+            usage = {"prompt_tokens": 11, "completion_tokens": self.num_tokens}
+            await self._send(response, {"choices": [], "usage": usage})
         if self.ends:
             await response.write(b"data: [DONE]\n\n")
         self.running -= 1

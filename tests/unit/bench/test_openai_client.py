@@ -60,6 +60,19 @@ async def test_chat_does_not_count_the_chunk_that_names_the_speaker(
     assert body["max_completion_tokens"] == 7
 
 
+@pytest.mark.parametrize("backend", ["openai", "openai-chat"])
+@pytest.mark.parametrize(("num_tokens", "num_arrivals"), [(5, 5), (6, 6), (7, 6)])
+async def test_a_last_chunk_without_text_counts_only_if_it_can_be_a_token(
+    scripted: ScriptedServer, session: aiohttp.ClientSession, backend: str, num_tokens: int, num_arrivals: int
+) -> None:
+    """Five chunks have text. The sixth may be a hidden end token, or may just say that the limit was reached."""
+    scripted.closes, scripted.num_tokens = True, num_tokens
+    outcome = await ask(session, endpoint(scripted, backend=backend), PROMPT)
+    assert outcome.timeline is not None
+    assert len(outcome.timeline.arrivals_s) == num_arrivals
+    assert len(outcome.timeline.itls_s) == num_arrivals - 1
+
+
 async def test_what_is_added_to_each_request(scripted: ScriptedServer, session: aiohttp.ClientSession) -> None:
     adorned = endpoint(scripted, headers={"X-Tenant": "t"}, extra_body={"top_k": 5}, ignore_eos=True)
     await ask(session, adorned, Prompt(content=(1, 2, 3), num_output_tokens=1))
