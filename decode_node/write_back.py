@@ -44,9 +44,9 @@ class WriteBack:
 
     def add(self, blocks: Sequence[OutgoingBlock]) -> None:
         """Each has a reference, which is ours from here on."""
-        room = 0 if self._is_short() else max(0, self._max_blocks - len(self._waiting))
-        self._waiting.extend(blocks[:room])
-        self._give_up(blocks[room:])
+        self._waiting.extend(blocks)
+        room = 0 if self._is_short() else self._max_blocks
+        self._give_up([self._waiting.pop() for _ in range(len(self._waiting) - room)][::-1])
         if self._waiting and not self._is_writing:
             self._is_writing = True
             self._spawn(self._write_all())
@@ -54,8 +54,7 @@ class WriteBack:
     def close(self) -> None:
         """What still waits, or comes later, is not written any more."""
         self._max_blocks = 0
-        self._give_up(self._waiting)
-        self._waiting.clear()
+        self.add(())
 
     async def _write_all(self) -> None:
         try:
