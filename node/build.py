@@ -10,6 +10,7 @@ from kvasir.common.metrics import Metrics
 from kvasir.engine.factory import ModelInfo, build_engine
 from kvasir.engine.settings import EngineSettings
 from kvasir.kv_connector.base import KVConnector
+from kvasir.kv_connector.costs import ALWAYS_FETCH, CostRule
 from kvasir.kv_connector.registry import open_connector
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.node.announce import own_address
@@ -80,6 +81,7 @@ def connector_settings(config: NodeConfig, secret: str | None) -> ConnectorSetti
         secret=secret or "",
         encryption=config.kv_encryption,
         codec=config.kv_codec,
+        costs=ALWAYS_FETCH if config.kv_fetch == "always" else CostRule(),
         redis_url=config.redis_url,
         redis_prefix=config.redis_prefix,
         path=config.kv_path,

@@ -49,6 +49,10 @@ class NodeConfig(ServiceConfig):
         default="none",
         description="How this node packs blocks on their way out; auto: none or lossless, by measured bandwidth.",
     )
+    kv_fetch: Literal["auto", "always"] = Field(
+        default="auto",
+        description="auto: what is slower to fetch than to compute here is computed; always: fetched all the same.",
+    )
     lease_s: float = Field(default=30.0, gt=0, description="Blocks that nobody has fetched are freed after this.")
     store_ttl_s: float = Field(default=3600.0, gt=0, description="Stores: blocks unused for so long are dropped.")
 

@@ -182,6 +182,7 @@ class Cluster:
         arguments = [f"kvasir.{role}_node", "--model", str(self.model_dir), "--join", self._join]
         arguments += ["--listen", f"{host}:0", "--metrics-port", str(metrics_port), "--connector", self.connector]
         arguments += ["--threads", "1", "--kv-cache-memory", "400MiB"]
+        arguments += ["--kv-fetch", "always"]  # how busy this machine is should not decide what is fetched
         if self.redis is not None:
             arguments += ["--redis-url", self.redis.url]
         if self._uses("shared_storage"):

@@ -18,6 +18,7 @@ from kvasir.decode_node.servicer import DecodeServicer
 from kvasir.engine.engine import Engine
 from kvasir.engine.scheduler import Scheduler
 from kvasir.engine.types import BlockId, KVLayout, Limits, RequestId, Sampled, StepPlan, slot_mapping
+from kvasir.kv_connector.costs import ALWAYS_FETCH, CostRule
 from kvasir.kv_connector.registry import open_connector
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.testing import ArrayMemory
@@ -85,6 +86,9 @@ class KVRunner:
 def parts(
     settings: ConnectorSettings, *, num_blocks: int = 64, is_prefill: bool = False, **limits: Any
 ) -> tuple[NodeParts, KVRunner]:
+    """Without costs of the test's own, everything is fetched: how busy this machine is decides nothing."""
+    if settings.costs == CostRule():
+        settings = replace(settings, costs=ALWAYS_FETCH)
     memory = ArrayMemory(LAYOUT, num_blocks, seed=next(_epochs))
     runner = KVRunner(memory)
     all_limits = {"max_num_batched_tokens": 8, "max_num_seqs": 8, "max_model_len": 200, "watermark": 0.0, **limits}
@@ -178,7 +182,9 @@ class Running:
     def is_at_rest(self) -> bool:
         """Nobody here holds anything."""
         node = self.node
-        return not node.in_flight and node.sender.num_leased_blocks == 0 and self.num_free_blocks == node.limits.num_blocks
+        return (
+            not node.in_flight and node.sender.num_leased_blocks == 0 and self.num_free_blocks == node.limits.num_blocks
+        )
 
 
 @asynccontextmanager
@@ -219,9 +225,7 @@ async def prefill(
 
 
 @asynccontextmanager
-async def decode(
-    settings: ConnectorSettings, *, writes_back: bool = False, **options: Any
-) -> AsyncIterator[Running]:
+async def decode(settings: ConnectorSettings, *, writes_back: bool = False, **options: Any) -> AsyncIterator[Running]:
     made, runner = parts(settings, **options)
     node = DecodeNode(made, admission_timeout_s=WITHIN_S, writes_back=writes_back)
     async with running(node, runner) as session:

@@ -74,3 +74,11 @@ def test_a_connector_of_ones_own_gets_its_options() -> None:
     settings = connector_settings(config, "the secret")
     assert (settings.name, settings.secret) == ("docs.stream_connector:StreamConnector", "the secret")
     assert settings.options == {"colour": "blue", "size": "a few"}
+
+
+def test_the_cost_rule_can_be_switched_off() -> None:
+    settings = connector_settings(PrefillConfig.load(["--model", "/m"]), "")
+    assert not settings.costs.is_worth_fetching(fetch_s=10.0, compute_s=1.0)
+    settings = connector_settings(PrefillConfig.load(["--model", "/m", "--kv-fetch", "always"]), "")
+    assert settings.costs.is_worth_fetching(fetch_s=10.0, compute_s=1.0)
+    assert settings.costs.give_up_after_s(1.0) == float("inf")
