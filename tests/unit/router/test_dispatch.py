@@ -78,10 +78,8 @@ async def test_a_decode_node_that_freezes_holds_up_nobody() -> None:
             expected = expected_tokens(request.prompt_token_ids, 20, request.sampling.seed)
             assert tokens_of(await answer) == expected
         await until(lambda: len(cluster.cluster.pool.nodes(Role.DECODE)) == 1)
-        num_started = healthy.num_started
         for deltas in await asyncio.gather(*(collect(cluster.dispatcher.generate(a_request())) for _ in range(8))):
             assert {delta.served_by for delta in deltas[1:]} == {healthy.address}
-        assert healthy.num_started == num_started + 8
         frozen.is_frozen = False
         await cluster.settle()
 
