@@ -95,15 +95,18 @@ class Recorder:
         self._metric = metric
         self._record = record
         self._may_be_negative = isinstance(metric, Gauge)
-        if labels and not own_labels:
-            metric.labels(**labels)  # shown as 0 from the start, not from the first sample on
+        self._only: Counter | Gauge | Histogram | None = None  # where no sample has labels of its own
+        if not own_labels:  # then it is shown as 0 from the start, not from the first sample on
+            self._only = metric.labels(**labels) if labels else metric
 
     def __call__(self, value: float = 1.0, **labels: str) -> None:
         try:
             if not math.isfinite(value) or (value < 0 and not self._may_be_negative):
                 raise ValueError(f"got {value}")
-            all_labels = self._metrics.with_labels(labels)
-            self._record(self._metric.labels(**all_labels) if all_labels else self._metric, value)
+            if self._only is None or labels:
+                self._record(self._metric.labels(**self._metrics.with_labels(labels)), value)
+            else:
+                self._record(self._only, value)
         except Exception as error:  # whatever it is, the request that is being served is worth more
             self._metrics.drop(self._name, error)
 

@@ -14,6 +14,9 @@ _MAX_REQUEST_ID_CHARS = 128
 _FOR_PEOPLE = frozenset({"/", "/docs"})
 
 
+SEND_BODY = "kvasir.send_body"  # in a scope: past all that looks at the start of a response only
+
+
 class Guard:
     def __init__(self, app: ASGIApp, keys: ApiKeys, metrics: RouterMetrics) -> None:
         self._app = app
@@ -42,6 +45,7 @@ class Guard:
             await error_response(_unauthorized(scope["path"]))(scope, receive, send_with_id)
             return
         current_tenant.set(tenant)
+        scope[SEND_BODY] = send
         try:
             await self._app(scope, receive, send_with_id)
         except Exception as error:

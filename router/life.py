@@ -129,7 +129,8 @@ class Life:
 
     def mark(self, mark: Mark) -> None:
         """The first time counts."""
-        self.marks.setdefault(mark, asyncio.get_running_loop().time())
+        if mark not in self.marks:
+            self.marks[mark] = asyncio.get_running_loop().time()
 
     def between_s(self, start: Mark, end: Mark) -> float | None:
         if start not in self.marks or end not in self.marks:

@@ -104,9 +104,10 @@ class RequestRecord:
             self._metrics.recent.first_token(now - self._arrived_s)
         first_s, last_s = self._choice_times_s.get(choice, (now, now))
         if choice in self._choice_times_s:
+            gap_s = (now - last_s) / num_tokens
             for _ in range(num_tokens):
-                self._metrics.itl_s((now - last_s) / num_tokens)
-                self._metrics.recent.gap((now - last_s) / num_tokens)
+                self._metrics.itl_s(gap_s)
+            self._metrics.recent.gap(gap_s, num_tokens)
         self._choice_times_s[choice] = (first_s, now)
         self._num_tokens[choice] = self._num_tokens.get(choice, 0) + num_tokens
         self._metrics.generation_tokens(num_tokens)

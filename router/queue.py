@@ -113,6 +113,8 @@ class AdmissionQueue:
 
     def pump(self) -> None:
         """Place from the front of the line for as long as there is room."""
+        if not self._line:
+            return
         nodes = self._pool.views(Role.DECODE)
         for entry in list(self._line):
             if not any(can_ever_decode(node, entry.need) for node in nodes):

@@ -43,8 +43,8 @@ class Recent:
     def first_token(self, ttft_s: float) -> None:
         self._now().ttft_s.append(ttft_s)
 
-    def gap(self, itl_s: float) -> None:
-        self._now().itl_s.append(itl_s)
+    def gap(self, itl_s: float, times: int = 1) -> None:
+        self._now().itl_s.extend([itl_s] * times)
 
     def tokens(self, num_tokens: int) -> None:
         self._now().num_tokens += num_tokens

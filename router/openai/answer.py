@@ -167,7 +167,7 @@ async def recorded(
     generation: AsyncGenerator[ChoiceDelta, None], record: RequestRecord, envelope: Envelope
 ) -> AsyncGenerator[ChoiceDelta, None]:
     """The same deltas; how they went is in the metrics afterwards."""
-    outcome, seen = "abort", False
+    outcome, seen, served_by = "abort", False, ""
     reasons: set[str] = set()
     try:
         async with aclosing(generation) as deltas:
@@ -175,9 +175,12 @@ async def recorded(
                 if not seen:
                     record.prompt(sum(envelope.prompt_lengths))
                     seen = True
-                record.cached(delta.num_cached_tokens or 0)
+                if delta.num_cached_tokens:
+                    record.cached(delta.num_cached_tokens)
                 record.tokens(delta.index, len(delta.token_ids))
-                record.served(envelope.response_id, delta.served_by)
+                if delta.served_by != served_by:
+                    served_by = delta.served_by
+                    record.served(envelope.response_id, served_by)
                 if delta.finish_reason is not None:
                     reasons.add(delta.finish_reason)
                 yield delta

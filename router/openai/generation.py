@@ -81,7 +81,7 @@ def _read(
     prompt_logprobs: tuple[PositionLogprobs, ...],
 ) -> ChoiceDelta:
     read = _read_text(delta, text, index) if reader is None else _read_parts(delta, text, reader, index)
-    return replace(read, prompt_logprobs=prompt_logprobs)
+    return replace(read, prompt_logprobs=prompt_logprobs) if prompt_logprobs else read
 
 
 def _read_text(delta: TokenDelta, text: TextStream, index: int) -> ChoiceDelta:

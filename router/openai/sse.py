@@ -8,6 +8,7 @@ import orjson
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from kvasir.router.guard import SEND_BODY
 from kvasir.router.openai.client_gone import ClientGone, unless_gone
 
 DONE = b"data: [DONE]\n\n"
@@ -45,21 +46,21 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_gone(receive, self._send(send))
+            await unless_gone(receive, self._send(send, scope.get(SEND_BODY, send)))
         except ClientGone:
             pass
         finally:
             await self._events.aclose()
             await self._close()
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, send_body: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         loop = asyncio.get_running_loop()
         self._last_sent_s = loop.time()
         beating = asyncio.create_task(self._beat(send))
         try:
             async for data in self._events:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+                await send_body({"type": "http.response.body", "body": data, "more_body": True})
                 self._last_sent_s = loop.time()
         finally:
             beating.cancel()

@@ -1,6 +1,7 @@
 """Token ids to text, one at a time."""
 
 import codecs
+from collections.abc import Sequence
 
 from kvasir.router.text.tokenizer import TextTokenizer
 
@@ -18,6 +19,9 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         return self._utf8.decode(self._tokenizer.bytes_of(token_id))
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        return self._utf8.decode(b"".join(map(self._tokenizer.bytes_of, token_ids)))
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)

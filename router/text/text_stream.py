@@ -24,8 +24,9 @@ class TextStream:
         """`end_token_ids`: each of them ends the sequence, and is not text."""
         self._tokenizer = tokenizer
         self._rules = rules
-        self._end_token_ids = end_token_ids
         self._shown_ids = tokenizer.special_ids(rules.shown_markers)
+        hidden = tokenizer.all_special_ids - self._shown_ids if rules.skip_special_tokens else frozenset()
+        self._hidden_ids = hidden if rules.include_stop_str_in_output else hidden | end_token_ids
         self._detokenizer = Detokenizer(tokenizer)
         self._stop_strings = StopStrings(rules.stop, rules.include_stop_str_in_output)
         # A stop string may name a special token, which is matched even where it is not shown.
@@ -39,6 +40,9 @@ class TextStream:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Takes ids up to the one that completes a stop string."""
+        if not self._rules.stop and self._hidden_ids.isdisjoint(token_ids):
+            self.num_tokens += len(token_ids)
+            return self._detokenizer.push_all(token_ids)
         pieces: list[str] = []
         for token_id in token_ids:
             self.num_tokens += 1
@@ -55,12 +59,7 @@ class TextStream:
         return tail + self._stop_strings.flush()
 
     def _text_of(self, token_id: int) -> str:
-        is_hidden = (
-            self._rules.skip_special_tokens and self._tokenizer.is_special(token_id) and token_id not in self._shown_ids
-        )
-        if token_id in self._end_token_ids and not self._rules.include_stop_str_in_output:
-            is_hidden = True
-        if not is_hidden:
+        if token_id not in self._hidden_ids:
             return self._match(self._detokenizer.push(token_id))
         if self._matches_hidden:
             return self._match(self._tokenizer.decode([token_id]), shown=False)

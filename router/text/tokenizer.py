@@ -42,8 +42,9 @@ class TextTokenizer:
         token_id = None if eos is None else self._tokenizer.token_to_id(eos)
         return frozenset() if token_id is None else frozenset({token_id})
 
-    def is_special(self, token_id: int) -> bool:
-        return token_id in self._special_ids
+    @property
+    def all_special_ids(self) -> frozenset[int]:
+        return self._special_ids
 
     def special_ids(self, texts: frozenset[str]) -> frozenset[int]:
         """Those of these texts that are special tokens."""
