@@ -29,7 +29,7 @@ help:
 	@echo 'make test         lint, types, wire and the whole test suite; what .ci/run runs'
 	@echo 'make test-parity  every combination of the parity tests with transformers: long'
 	@echo 'make test-browser the page in a real browser; wants chromium (apt-get install chromium)'
-	@echo 'make test-interop OpenAI for Node, litellm, langchain, llm, schemathesis against this suite; wants node and npm'
+	@echo 'make test-interop OpenAI for Node, litellm, langchain, llm, schemathesis, guidellm against this suite; wants npm'
 	@echo 'make test-soak    requests left at every point of their way, a hundred times each; forms of blocks'
 	@echo 'make test-compose images, compose file, scaling; wants a Docker engine'
 	@echo 'make bench        this suite beside transformers on this machine, into bench/results: long; wants a quiet machine'
@@ -160,6 +160,7 @@ $(VENV)/browser-installed: $(VENV)/test-installed
 # Clients of others, apart from what the suite itself needs.
 build/interop/installed: tests/interop/requirements.txt $(VENV)/created
 	$(BIN)/python -m venv build/interop
+	build/interop/bin/pip install --disable-pip-version-check $(TORCH)
 	build/interop/bin/pip install --disable-pip-version-check -r tests/interop/requirements.txt
 	@touch $@
 
