@@ -53,11 +53,16 @@ async def all_is_well(pair: Pair, proxy: Proxy) -> None:
     await until(lambda: pair.sender.sender.num_leased_blocks == 0)
 
 
+def has_landed(pair: Pair) -> bool:
+    """A block, and so what was to happen then has happened."""
+    return pair.at_first_block is None
+
+
 async def test_a_connection_that_breaks_is_made_again(connect: Connect) -> None:
     async with through_proxy(connect) as (pair, proxy):
         pair.at_first_block = proxy.cut
         await transfer_through(pair, proxy)
-        assert pair.at_first_block is None, "nothing has landed"
+        assert has_landed(pair), "nothing has landed"
         await all_is_well(pair, proxy)
 
 
@@ -65,7 +70,7 @@ async def test_a_connection_that_freezes(connect: Connect) -> None:
     async with through_proxy(connect) as (pair, proxy):
         pair.at_first_block = proxy.freeze
         await transfer_through(pair, proxy)
-        assert pair.at_first_block is None, "nothing has landed"
+        assert has_landed(pair), "nothing has landed"
         await until(lambda: pair.sender.sender.num_leased_blocks == 0)  # while it is frozen: by the end of the lease
         proxy.thaw()
         await all_is_well(pair, proxy)

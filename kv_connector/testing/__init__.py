@@ -20,6 +20,7 @@ from kvasir.kv_connector.settings import ConnectorSettings
 SMALL = KVLayout(num_layers=2, num_kv_heads=1, total_kv_heads=1, head_dim=8, block_size=16, dtype="float32")  # 2 KiB
 LARGE = replace(SMALL, num_layers=8, num_kv_heads=3, total_kv_heads=3, head_dim=64)  # 192 KiB
 IDENTITY = bytes(range(32))
+_WITHIN_S = 60.0
 
 
 class ArrayMemory:
@@ -146,5 +147,6 @@ def random_keys(num_keys: int) -> list[BlockKey]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  (anything at all may bring it about)
-        await asyncio.sleep(0.002)
+    async with asyncio.timeout(_WITHIN_S):
+        while not condition():  # noqa: ASYNC110  (anything at all may bring it about)
+            await asyncio.sleep(0.002)
