@@ -12,6 +12,7 @@ from kvasir.router.config import RouterConfig
 from kvasir.router.dispatch import Dispatcher
 from kvasir.router.dispatch_metrics import DispatchMetrics, watch_pool
 from kvasir.router.nodes import Role
+from kvasir.router.pace import Pace
 from kvasir.router.policy import POLICIES
 from kvasir.router.pool import NodePool
 from kvasir.router.queue import AdmissionQueue
@@ -54,8 +55,9 @@ async def running_cluster(
         max_attempts=config.max_attempts,
         node_wait_s=config.node_wait_s,
     )
+    pace = Pace()
     settings = SessionSettings(
-        heartbeat_timeout_s=config.heartbeat_timeout_s, engine_age_limit_s=config.engine_age_limit_s
+        pace=pace, heartbeat_timeout_s=config.heartbeat_timeout_s, engine_age_limit_s=config.engine_age_limit_s
     )
     registry = Registry(pool, recorders, settings, secret)
     canary = Canary(dispatcher, pool, recorders, config.canary_timeout_s)
@@ -64,6 +66,7 @@ async def running_cluster(
     async with AsyncExitStack() as stack:
         stack.push_async_callback(registry.close)
         await stack.enter_async_context(_background(queue.run()))
+        await stack.enter_async_context(_background(pace.run()))
         await stack.enter_async_context(_background(canary.run()))
         port = 0
         if listens:

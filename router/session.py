@@ -25,6 +25,7 @@ from kvasir.common.errors import NodeUnavailable
 from kvasir.proto import common_pb2, decode_pb2_grpc, prefill_pb2_grpc
 from kvasir.router import wire
 from kvasir.router.nodes import NodeInfo, NodeLoad, Role
+from kvasir.router.pace import Pace
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class SessionSettings:
     heartbeat_timeout_s: float = 1.5
     engine_age_limit_s: float = 30.0
     open_timeout_s: float = 5.0
+    pace: Pace = field(default_factory=Pace)
     router_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # a node keeps one session for each router
 
 
@@ -66,6 +68,9 @@ class NodeSession:
         self._unconfirmed: deque[wire.Command] = deque()
         self._to_write: deque[wire.Command] = deque()
         self._wake_writer = asyncio.Event()
+        self._steps: list[common_pb2.StepOutput] = []  # that have come, and are to be delivered together
+        self._delivery: asyncio.TimerHandle | None = None
+        self._delivered_s = 0.0
         self._has_opened = False
         self._silent_s = 0.0
         self._trouble = "no answer"
@@ -188,9 +193,10 @@ class NodeSession:
             return
         kind = event.WhichOneof("event")
         if kind == "step":
-            for handle, what in wire.events_from_step(event.step):
-                self._deliver(handle, what)
+            self._steps.append(event.step)
+            self._deliver_steps_soon()
         elif kind == "failed":
+            self._deliver_steps()
             error = wire.error_from_failure(event.failed, self.info.address)
             self._deliver(event.failed.handle, wire.Failed(error))
         elif kind == "heartbeat":
@@ -205,6 +211,25 @@ class NodeSession:
             return False
         self._last_event = number
         return True
+
+    def _deliver_steps_soon(self) -> None:
+        if self._delivery is not None:
+            return
+        loop = asyncio.get_running_loop()
+        wait_s = self._delivered_s + self._settings.pace.gap_s - loop.time()
+        if wait_s <= 0:
+            self._deliver_steps()
+        else:
+            self._delivery = loop.call_later(wait_s, self._deliver_steps)
+
+    def _deliver_steps(self) -> None:
+        if self._delivery is not None:
+            self._delivery.cancel()
+            self._delivery = None
+        self._delivered_s = asyncio.get_running_loop().time()
+        steps, self._steps = self._steps, []
+        for handle, what in wire.events_from_steps(steps):
+            self._deliver(handle, what)
 
     def _deliver(self, handle: int, event: wire.Event) -> None:
         sink = self._sinks.get(handle)
@@ -238,6 +263,7 @@ class NodeSession:
     def _lose(self, reason: str) -> None:
         if self.is_lost:
             return
+        self._deliver_steps()
         self._lost.set_result(reason)
         for task in self._tasks:
             if task is not asyncio.current_task():

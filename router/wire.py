@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from kvasir.common.errors import (
     DeadlineExceeded,
@@ -82,6 +83,28 @@ _FINISH_REASONS = {
 }
 
 
+def events_from_steps(steps: Sequence[common_pb2.StepOutput]) -> Iterator[tuple[int, Event]]:
+    """As `events_from_step`, with the tokens of a sequence together."""
+    if len(steps) == 1:
+        yield from events_from_step(steps[0])
+        return
+    tokens: dict[tuple[int, int], list[Tokens]] = {}
+    for step in steps:
+        for handle, event in events_from_step(step):
+            if isinstance(event, Tokens):
+                tokens.setdefault((handle, event.sequence), []).append(event)
+            else:
+                yield handle, event
+    for (handle, _), parts in tokens.items():
+        yield handle, parts[0] if len(parts) == 1 else _joined(parts)
+
+
+def _joined(parts: Sequence[Tokens]) -> Tokens:
+    token_ids = tuple(chain.from_iterable(part.token_ids for part in parts))
+    logprobs = tuple(chain.from_iterable(part.logprobs for part in parts))
+    return Tokens(token_ids, parts[-1].finish_reason, logprobs, parts[0].sequence)
+
+
 def events_from_step(step: common_pb2.StepOutput) -> Iterator[tuple[int, Event]]:
     """(handle, event) in the order in which a request's life has them."""
     for admitted in step.admitted:
@@ -105,7 +128,7 @@ def events_from_step(step: common_pb2.StepOutput) -> Iterator[tuple[int, Event]]
         tokens = Tokens(
             unpack_tokens(output.token_ids),
             _FINISH_REASONS[output.finish_reason],
-            _logprobs(output.logprobs),
+            _logprobs(output.logprobs) if output.logprobs else (),
             output.sequence,
         )
         yield output.handle, tokens

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from kvasir.common.errors import NodeUnavailable
 from kvasir.common.grpc_client import open_channel
 from kvasir.router import wire
 from kvasir.router.nodes import Role
+from kvasir.router.pace import Pace
 from kvasir.router.session import NodeSession, SessionSettings
 from tests.fake_cluster import a_request, collect, fake_cluster, tokens_of, until
 from tests.fake_node import Fabric, FakeNode, expected_tokens
@@ -23,7 +25,7 @@ SETTINGS = SessionSettings(heartbeat_timeout_s=0.8, engine_age_limit_s=5.0, open
 async def session_with(node: FakeNode, address: str = "", **settings: Any) -> AsyncIterator[NodeSession]:
     channel = open_channel(address or node.address, None)
     info = wire.node_from_proto(node.address, node.description())
-    session = NodeSession(info, channel, SETTINGS)
+    session = NodeSession(info, channel, replace(SETTINGS, **settings))
     try:
         yield session
     finally:
@@ -169,3 +171,37 @@ async def test_roles_have_sessions_of_their_own_kind() -> None:
     async with FakeNode("prefill", Fabric()) as node, session_with(node) as session:
         await session.open()
         assert session.info.role is Role.PREFILL
+
+
+async def test_steps_that_wait_for_each_other_are_one_event_and_lose_nothing() -> None:
+    pace = Pace()
+    async with FakeNode("decode", Fabric(), token_s=0.001) as node, session_with(node, pace=pace) as session:
+        await session.open()
+        alone = begin(session)
+        await until(lambda: len(tokens(alone)) == 50)
+        pace.gap_s = 0.1
+        together = [begin(session, 20 + index) for index in range(3)]
+        await until(lambda: all(len(tokens(events)) == 50 for events in together))
+        for index, events in enumerate(together):
+            assert tokens(events) == expected_tokens(a_request(20 + index).prompt_token_ids, 50, seed=7)
+            assert isinstance(events[0], wire.Admitted)
+            assert isinstance(events[-1], wire.Tokens)
+            assert events[-1].finish_reason == "length"
+        assert max(map(len, together)) < len(alone) / 2
+
+
+async def test_what_has_come_is_told_before_the_loss() -> None:
+    pace = Pace()
+    async with FakeNode("decode", Fabric(), token_s=0.001) as node, session_with(node, pace=pace) as session:
+        await session.open()
+        events = begin(session)
+        await until(lambda: bool(tokens(events)))
+        pace.gap_s = 60
+        await until(lambda: not node.requests)
+        session_on_node = next(iter(node.sessions.values()))
+        await until(lambda: session_on_node.num_acknowledged == len(session_on_node.events))
+        assert len(tokens(events)) < 50
+        await node.die()
+        await loss_of(session)
+        assert len(tokens(events)) == 50
+        assert isinstance(events[-1], wire.Failed)

@@ -11,7 +11,7 @@ from kvasir.common.errors import (
     NumericalError,
     Overloaded,
 )
-from kvasir.common.tokens import unpack_tokens
+from kvasir.common.tokens import pack_tokens, unpack_tokens
 from kvasir.proto import common_pb2
 from kvasir.router import wire
 from kvasir.router.nodes import Role
@@ -51,6 +51,30 @@ def test_every_sampling_field_travels() -> None:
     assert not wire.sampling_to_proto(Sampling()).HasField("logprobs")
     assert message.grammar == common_pb2.Grammar(regex="a|b")
     assert not wire.sampling_to_proto(Sampling()).HasField("grammar")
+
+
+def test_tokens_of_several_steps_come_together_and_last() -> None:
+    def output(handle: int, token: int, reason: common_pb2.FinishReason.ValueType = 0) -> common_pb2.SequenceOutput:
+        entry = common_pb2.TokenLogprob(token_id=token, logprob=-token)
+        logprobs = [common_pb2.PositionLogprobs(entries=[entry], rank=1)]
+        return common_pb2.SequenceOutput(
+            handle=handle, token_ids=pack_tokens([token]), finish_reason=reason, logprobs=logprobs
+        )
+
+    steps = [
+        common_pb2.StepOutput(outputs=[output(1, 10), output(2, 20)]),
+        common_pb2.StepOutput(outputs=[output(1, 11, common_pb2.FINISH_REASON_STOP)], admitted=[{"handle": 3}]),
+        common_pb2.StepOutput(outputs=[output(3, 30)]),
+    ]
+    scores = [PositionLogprobs(((token, float(-token)),), 1) for token in (10, 11, 20, 30)]
+    assert list(wire.events_from_steps(steps)) == [
+        (3, wire.Admitted(0, 0)),
+        (1, wire.Tokens((10, 11), "stop", (scores[0], scores[1]))),
+        (2, wire.Tokens((20,), None, (scores[2],))),
+        (3, wire.Tokens((30,), None, (scores[3],))),
+    ]
+    assert list(wire.events_from_steps(steps[:1])) == list(wire.events_from_step(steps[0]))
+    assert list(wire.events_from_steps([])) == []
 
 
 @pytest.mark.parametrize("kind", ["json_schema", "regex", "lark"])
