@@ -7,6 +7,7 @@ COMMANDS = {
     "serve": ("kvasir.bench.serve", "load on any OpenAI endpoint; latencies and throughput"),
     "lab": ("kvasir.bench.lab.serving", "this suite against transformers, on this machine"),
     "kv": ("kvasir.bench.lab.kv", "each KV connector against the plain transport, on this machine"),
+    "router": ("kvasir.bench.lab.router", "the router alone, beside the Rust routers of PyPI"),
     "kv-quality": ("kvasir.bench.lab.kv_quality", "what KV codecs do to a model's output, and how fast they are"),
 }
 

@@ -1,0 +1,276 @@
+"""`kvasir bench router`: the router alone, before nodes that answer at once; beside the Rust routers of PyPI.
+
+Each contender is one router process before a backend process, and reads the same requests from the same 512 streams.
+`sglang-router` and `vllm-router` are taken from the environment of `--peer-python`, and stand before a server that
+streams OpenAI's events at once; ours stands before nodes that speak its sessions. Two measurements, contenders taking
+turns:
+
+- flat out: backends have 200 tokens a second for each stream, which is more than anything here passes on. Tokens per
+  second of the router's CPU time (all its threads), which is what one core can do.
+- paced: all backends at one rate. From a token's making to its arrival at the client.
+
+A backend that cannot write waits, as ours do: our nodes then give several tokens at once, and the other server leaves
+a tick out. Our router, when it cannot keep up, sends several tokens in one event; `tokens_per_event` says how many.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from kvasir.bench.lab.router_backends import FIRST_TOKEN_ID, NUM_TICKS
+from kvasir.bench.lab.router_load import Streams
+from kvasir.cli.ports import free_ports
+
+OURS, DIRECT = "kvasir", "no router"
+_PEERS = {
+    "sglang-router": ("sglang_router.launch_router", ["--log-level", "warn"]),
+    "vllm-router": ("vllm_router.launch_router", ["--log-level", "warning"]),
+}
+_START_TIMEOUT_S = 60.0
+_WARM_UP_S = 1.5
+_SLOW_TOKENS_PER_S = 10  # in each stream
+_FLAT_OUT_INTERVAL_S = 0.005  # 200 tokens a second in each stream: more than anything here passes on
+_REQUEST = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    contender: str
+    tokens_per_s: float
+    cores: float  # CPU time of the router over time
+    tokens_per_core_s: float
+    tokens_per_event: float
+    delay_p50_ms: float
+    delay_p99_ms: float
+    machine_busy: float  # share of all CPUs' time in which something else ran
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    num_streams: int
+    num_tokens: int
+    num_groups: int
+    duration_s: float
+    folder: Path
+    peer_python: str | None
+
+    @property
+    def stamps(self) -> Path:
+        return self.folder / "stamps"
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="kvasir bench router", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--streams", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=256, help="of each answer (default: %(default)s)")
+    parser.add_argument("--nodes", type=int, default=16, help="that the streams are spread over (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--duration-s", type=float, default=3.0, help="of one measurement (default: %(default)s)")
+    parser.add_argument("--peer-python", help="python of an environment with sglang-router and vllm-router")
+    parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder (default: %(default)s)")
+    parser.add_argument("--only", default="", help="contenders, separated by commas; writes no results")
+    options = parser.parse_args(argv)
+    contenders = [OURS, *(_PEERS if options.peer_python else ()), DIRECT]
+    if options.only:
+        contenders = options.only.split(",")
+    with tempfile.TemporaryDirectory() as folder:
+        setting = Setting(
+            num_streams=options.streams,
+            num_tokens=options.tokens,
+            num_groups=options.nodes,
+            duration_s=options.duration_s,
+            folder=Path(folder),
+            peer_python=options.peer_python,
+        )
+        _prepare(setting)
+        flat_out = compare(contenders, setting, options.rounds, _FLAT_OUT_INTERVAL_S)
+        most = statistics.median(one.tokens_per_s for one in flat_out if one.contender == contenders[0])
+        rates = (options.streams * _SLOW_TOKENS_PER_S, round(most / 2))
+        paced = {rate: compare(contenders, setting, options.rounds, options.streams / rate) for rate in rates}
+    about = about_machine() | {"streams": options.streams, "tokens": options.tokens, "nodes": options.nodes}
+    about |= {"rounds": options.rounds, "duration_s": options.duration_s}
+    sections = {"Flat out": flat_out}
+    sections |= {f"Paced, {rate} tokens/s in all": found for rate, found in paced.items()}
+    text = as_markdown(about, sections)
+    if not options.only:
+        everything = {"machine": about} | {name: [asdict(one) for one in found] for name, found in sections.items()}
+        options.output.mkdir(parents=True, exist_ok=True)
+        (options.output / "router.json").write_text(json.dumps(everything, indent=2) + "\n")
+        (options.output / "router.md").write_text(text)
+    print(text)
+    return 0
+
+
+def compare(contenders: Sequence[str], setting: Setting, num_rounds: int, interval_s: float) -> list[Result]:
+    results = []
+    for _ in range(num_rounds):
+        for contender in contenders:
+            result = measure(contender, setting, interval_s)
+            print(result, file=sys.stderr)
+            results.append(result)
+    return results
+
+
+def measure(contender: str, setting: Setting, interval_s: float) -> Result:
+    with (
+        running(contender, setting, interval_s) as (port, pid),
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as r,
+    ):
+        return r.run(_measure(contender, setting, port, pid))
+
+
+async def _measure(contender: str, setting: Setting, port: int, pid: int) -> Result:
+    async with Streams(port, setting.num_streams, setting.num_tokens, setting.stamps) as streams:
+        await streams.watch(_WARM_UP_S)
+        cpu_s, busy_s = cpu_seconds(pid), _busy_seconds()
+        elapsed_s = await streams.watch(setting.duration_s)
+        cpu_s, busy_s = cpu_seconds(pid) - cpu_s, _busy_seconds() - busy_s
+        load = streams.load
+    return Result(
+        contender=contender,
+        tokens_per_s=load.num_tokens / elapsed_s,
+        cores=cpu_s / elapsed_s,
+        tokens_per_core_s=load.num_tokens / cpu_s if contender != DIRECT else float("nan"),
+        tokens_per_event=load.num_tokens / max(1, load.num_events),
+        delay_p50_ms=1e3 * quantile(load.delays_s, 0.5),
+        delay_p99_ms=1e3 * quantile(load.delays_s, 0.99),
+        machine_busy=busy_s / elapsed_s / (os.cpu_count() or 1),
+    )
+
+
+@contextmanager
+def running(contender: str, setting: Setting, interval_s: float) -> Iterator[tuple[int, int]]:
+    """Port, and the router's process."""
+    backend = ["--stamps", str(setting.stamps), "--interval-s", str(interval_s), "--groups", str(setting.num_groups)]
+    backend += ["--streams", str(setting.num_streams), "--tokens", str(setting.num_tokens)]
+    kind = "node" if contender == OURS else "echo"
+    command = [sys.executable, "-m", "kvasir.bench.lab.router_backends", kind, *backend]
+    with _process(command, stdout=subprocess.PIPE) as source:
+        assert source.stdout is not None, "asked for as a pipe"
+        ports = [int(word) for word in source.stdout.readline().split()]
+        if contender == DIRECT:
+            yield ports[0], source.pid
+            return
+        port, grpc_port, metrics_port = free_ports(3)
+        if contender == OURS:
+            nodes = ",".join(f"127.0.0.1:{node}" for node in ports)
+            command = [sys.executable, "-m", "kvasir.router", "--model", str(setting.folder), "--port", str(port)]
+            command += ["--served-model-name", "m", "--grpc-listen", f"127.0.0.1:{grpc_port}", "--decode", nodes]
+            ready = f"http://127.0.0.1:{port}/ready?decode={len(ports)}"
+        else:
+            module, arguments = _PEERS[contender]
+            assert setting.peer_python is not None, "peers have an environment of their own"
+            command = [setting.peer_python, "-m", module, "--host", "127.0.0.1", "--port", str(port), *arguments]
+            command += ["--disable-retries", "--disable-circuit-breaker"]
+            command += ["--worker-urls", f"http://127.0.0.1:{ports[0]}", "--policy", "round_robin"]
+            command += ["--prometheus-port", str(metrics_port)]
+            ready = f"http://127.0.0.1:{port}/health"
+        with _process(command, stdout=subprocess.DEVNULL) as router:
+            _wait_for(ready, router)
+            _wait_for(f"http://127.0.0.1:{port}/v1/chat/completions", router, _REQUEST)
+            yield port, router.pid
+
+
+@contextmanager
+def _process(command: list[str], stdout: int) -> "Iterator[subprocess.Popen[bytes]]":
+    process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_for(url: str, process: "subprocess.Popen[bytes]", body: bytes | None = None) -> None:
+    opener: Any = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    end_s = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < end_s and process.poll() is None:
+        try:
+            request = urllib.request.Request(url, body, {"content-type": "application/json"})
+            with opener.open(request, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise RuntimeError(f"{process.args!r} did not start")
+
+
+def _prepare(setting: Setting) -> None:
+    """A tokenizer whose token after the bytes' is ' 0000', and so on; and the file of stamps."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(f"Ġ{number:04}" for number in range(NUM_TICKS))]
+    tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    assert tokenizer.id_to_token(FIRST_TOKEN_ID) == "Ġ0000"
+    tokenizer.save(str(setting.folder / "tokenizer.json"))
+    (setting.folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    setting.stamps.write_bytes(bytes(8 * NUM_TICKS))
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of a process with all its threads, and what it has waited for of its children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def _busy_seconds() -> float:
+    """Of all CPUs together."""
+    fields = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]))
+    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def quantile(samples: "array[float]", share: float) -> float:
+    return sorted(samples)[min(len(samples) - 1, int(share * len(samples)))] if samples else float("nan")
+
+
+def about_machine() -> dict[str, Any]:
+    cpus = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return {
+        "date": date.today().isoformat(),
+        "cpu": cpus[0].partition(":")[2].strip() if cpus else platform.processor(),
+        "cores": os.cpu_count(),
+        "load_at_end": os.getloadavg()[0],
+        "python": platform.python_version(),
+    }
+
+
+def as_markdown(about: dict[str, Any], sections: dict[str, list[Result]]) -> str:
+    lines = ["# The router alone", "", ", ".join(f"{name} {value}" for name, value in about.items()), ""]
+    lines += [*(__doc__ or "").strip().split("\n\n", 1)[1].split("\n"), ""]
+    columns = [column.name for column in fields(Result) if column.name != "contender"]
+    for title, results in sections.items():
+        lines += [f"## {title}: medians over the rounds (least to most)", "", "| | " + " | ".join(columns) + " |"]
+        lines.append("|---|" + "---:|" * len(columns))
+        for name in dict.fromkeys(one.contender for one in results):
+            of_it = [one for one in results if one.contender == name]
+            cells = [_cell([getattr(one, column) for one in of_it]) for column in columns]
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _cell(values: Sequence[float]) -> str:
+    digits = 0 if max(values) > 1000 else 2
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
