@@ -31,6 +31,8 @@ help:
 	@echo 'make test-browser the page in a real browser; wants chromium (apt-get install chromium)'
 	@echo 'make test-interop OpenAI for Node, litellm, langchain, llm, schemathesis, guidellm against this suite; wants npm'
 	@echo 'make test-soak    requests left at every point of their way, a hundred times each; forms of blocks'
+	@echo 'make test-faults  every fault of a transfer on every connector, and of the network between two namespaces'
+	@echo 'make test-fuzz    100,000 inputs of garbage at every port, file and value: long'
 	@echo 'make test-compose images, compose file, scaling; wants a Docker engine'
 	@echo 'make bench        this suite beside transformers on this machine, into bench/results: long; wants a quiet machine'
 	@echo 'make lint         ruff: rules and format                make types   mypy'
@@ -79,6 +81,15 @@ test-interop: $(VENV)/test-installed build/interop/installed build/interop-node/
 .PHONY: test-soak
 test-soak: $(VENV)/test-installed
 	$(BIN)/python -m pytest -m full tests/e2e/test_soak.py tests/e2e/test_kv_forms.py $(ARGS)
+
+.PHONY: test-faults
+test-faults: $(VENV)/test-installed
+	$(BIN)/python -m pytest -m 'full or not full' tests/e2e/test_kv_faults.py tests/e2e/test_net.py $(ARGS)
+
+.PHONY: test-fuzz
+test-fuzz: $(VENV)/test-installed
+	KVASIR_FUZZ_INPUTS=100000 $(BIN)/python -m pytest --timeout 3600 tests/fuzz $(ARGS)
+	$(BIN)/python -m pytest -m full tests/e2e/test_garbage.py $(ARGS)
 
 .PHONY: test-compose
 test-compose:
