@@ -30,6 +30,10 @@ async def rendered_chat(
         tools=tools,
         template_kwargs=template_kwargs,
     )
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a template can write what no tokenizer can read
+        raise InvalidRequest("the chat template makes half of a surrogate pair", "messages", "invalid_value") from None
     return text, messages[-1]["content"] if body.continue_final_message else ""
 
 
@@ -56,6 +60,8 @@ def _arguments(text: str) -> Any:
     """'{"a": 1}' -> a mapping; what is no JSON object stays the text it is, as a model has once written it."""
     try:
         value = json.loads(text or "{}")
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text for a prompt
     except (ValueError, RecursionError):
         return text
     return Arguments(value) if isinstance(value, dict) else text

@@ -110,4 +110,5 @@ def _entry(error: ServingError) -> tuple[int, str, str | None]:
 
 
 def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
+    message = message.encode(errors="backslashreplace").decode()  # a template's words may be no Unicode
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

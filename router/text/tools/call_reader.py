@@ -152,12 +152,15 @@ class CallReader:
 
 
 def _string(text: str) -> str | None:
-    """'"a\\u00e9"' -> 'aé'; None if it is no JSON string."""
+    """'"a\\u00e9"' -> 'aé'; None if it is no JSON string, or half of a surrogate pair, which nobody can be sent."""
+    if not text.startswith('"'):
+        return None
     try:
-        value = json.loads(text)
+        value: str = json.loads(text)
+        value.encode()
     except ValueError:
         return None
-    return value if isinstance(value, str) else None
+    return value
 
 
 def _unpacked(arguments: str) -> str:
