@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import time
 from collections.abc import Callable
 
 from kvasir.router.assembly import Alone, running_router
@@ -31,6 +32,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
+        self.first_s = 0.0  # when it came, by the monotonic clock
         self.on_second: Callable[[], None] = lambda: None
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._receive)
@@ -38,4 +40,6 @@ class StopSignals:
     def _receive(self) -> None:
         if self.first.is_set():
             self.on_second()
+        else:
+            self.first_s = time.monotonic()
         self.first.set()

@@ -1,6 +1,7 @@
 """A router of several processes, over fake nodes in the test's own process."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from tests.tokenizers import save_byte_level
 
 REPO = Path(__file__).parents[1]
 TIMEOUT_S = 60.0
+LIMITS = {"few": {"requests_per_minute": 6}, "places": {"max_concurrent_requests": 4}, "a": {}, "b": {}}
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 
 
@@ -77,7 +80,9 @@ def _command_line(pid: int) -> bytes:
 
 @asynccontextmanager
 async def running_workers(folder: Path, *options: str, is_static: bool = False) -> AsyncIterator[Workers]:
-    """Two, ready."""
+    """Two, ready. Keys are `a` and `b`, and `few` and `places`, which have limits."""
+    keys = [{"name": key, "sha256": sha256(key.encode()).hexdigest(), **limits} for key, limits in LIMITS.items()]
+    (folder / "keys.yaml").write_text(json.dumps(keys))
     save_byte_level(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     registry = f"127.0.0.1:{free_port()}"
@@ -89,6 +94,7 @@ async def running_workers(folder: Path, *options: str, is_static: bool = False) 
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "kvasir.router", "--model", str(folder), "--served-model-name", "m"),
             *("--port", "0", "--workers", "2", "--grpc-listen", registry, *nodes, *options),
+            *("--api-key-file", str(folder / "keys.yaml")),
             env={k: v for k, v in os.environ.items() if not k.startswith("KVASIR_")}
             | {"PYTHONPATH": str(REPO / "src")},
             stderr=asyncio.subprocess.PIPE,

@@ -182,13 +182,13 @@ class WholeOverview:
 
     async def why_not_ready(self, num_prefill: int, num_decode: int) -> str:
         contents = await self._gather(pb.TOPIC_READY, f"{num_prefill} {num_decode}")
-        if contents is None:
+        if not contents:
             return await self._own.why_not_ready(num_prefill, num_decode)
         return next((content.decode() for content in contents if content), "")
 
     async def load(self) -> int:
         contents = await self._gather(pb.TOPIC_LOAD)
-        return await self._own.load() if contents is None else sum(map(int, contents))
+        return sum(map(int, contents)) if contents else await self._own.load()
 
     async def metrics(self) -> bytes:
         try:
@@ -199,14 +199,14 @@ class WholeOverview:
 
     async def pictures(self, answer: str) -> list[Picture]:
         contents = await self._gather(pb.TOPIC_CLUSTER, answer)
-        return await self._own.pictures(answer) if not contents else [orjson.loads(content) for content in contents]
+        return [orjson.loads(content) for content in contents] if contents else await self._own.pictures(answer)
 
-    async def _gather(self, topic: pb.Topic.ValueType, argument: str = "") -> list[bytes] | None:
+    async def _gather(self, topic: pb.Topic.ValueType, argument: str = "") -> list[bytes]:
         try:
             request = pb.GatherRequest(topic=topic, argument=argument)
             return list((await self._hub.Gather(request, timeout=_TIMEOUT_S)).contents)
         except grpc.aio.AioRpcError:
-            return None
+            return []
 
 
 def _budget(budget: Budget) -> pb.Budget:

@@ -32,7 +32,7 @@ from kvasir.router.workers.door import Inbox
 from kvasir.router.workers.places import Places, channel_to, hub_stub, server_at
 from kvasir.router.workers.sharing import AmongWorkers
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("kvasir.router.workers.worker")  # this module is run as a program
 
 
 class Worker(workers_pb2_grpc.WorkerServiceServicer):
@@ -74,23 +74,23 @@ async def serve_worker(number: int, places: Places, control: socket.socket, conf
         sharing = AmongWorkers(number, places, hub_stub(channel))
         async with (
             running_router(config, sharing) as router,
-            _answering(router, places.worker(number), config.shutdown_grace_s),
+            _answering(router, places.worker(number), stop, config.shutdown_grace_s),
             running_http_worker(router.app, config.shutdown_grace_s) as server,
         ):
 
-            def hurry() -> None:
+            def end() -> None:
                 log.warning("the parent is gone")
                 stop.first.set()
                 server.hurry()
 
             stop.on_second = server.hurry
-            inbox = Inbox(control, server.adopt, hurry)
+            inbox = Inbox(control, server.adopt, on_parent_gone=end)
             await stop.first.wait()
             await inbox.close()
 
 
 @asynccontextmanager
-async def _answering(router: Router, place: str, grace_s: float) -> AsyncIterator[None]:
+async def _answering(router: Router, place: str, stop: StopSignals, grace_s: float) -> AsyncIterator[None]:
     server = server_at(place)
     workers_pb2_grpc.add_WorkerServiceServicer_to_server(Worker(router), server)  # type: ignore[no-untyped-call]
     registry_pb2_grpc.add_RegistryServiceServicer_to_server(  # type: ignore[no-untyped-call]
@@ -100,7 +100,8 @@ async def _answering(router: Router, place: str, grace_s: float) -> AsyncIterato
     try:
         yield
     finally:
-        await server.stop(grace=grace_s)  # others may be reading streams that are kept here
+        # Others may be reading streams that are kept here, for what is left of the grace time.
+        await server.stop(grace=max(0.0, stop.first_s + grace_s - time.monotonic()))
 
 
 def main() -> None:

@@ -5,9 +5,12 @@ import json
 import os
 import signal
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import pytest
+import pytest_asyncio
 
 from tests.fake_cluster import until
 from tests.workers import Workers, running_workers
@@ -15,54 +18,72 @@ from tests.workers import Workers, running_workers
 SLOW_S = 0.02  # a token of a node that takes its time
 
 
-async def test_limits_and_stored_responses_are_of_all_workers_together(tmp_path: Path) -> None:
-    options = ["--api-key", "a,b,c", "--requests-per-minute", "6"]
-    async with running_workers(tmp_path, *options) as workers:
-        start_s = time.monotonic()
-        statuses = [(await workers.complete()).status_code for _ in range(14)]
-        refilled = int((time.monotonic() - start_s) / 10) + 1  # one in ten seconds
-        assert 6 <= statuses.count(200) <= 6 + refilled
-        assert set(statuses) == {200, 429}
-        assert (await workers.complete("b")).status_code == 200
-        assert await workers.metric("kvasir:router_requests_limited_total") == statuses.count(429)
-
-        first = (await workers.ask("POST", "/v1/responses", "c", model="m", input="hi", max_output_tokens=4)).json()
-        path = f"/v1/responses/{first['id']}"
-        for _ in range(3):
-            assert (await workers.ask("GET", path, "c")).json()["output"] == first["output"]
-            assert (await workers.ask("GET", path, "b")).status_code == 404, "another key's"
-        body = {"model": "m", "input": "go on", "max_output_tokens": 4, "previous_response_id": first["id"]}
-        for _ in range(2):
-            assert (await workers.ask("POST", "/v1/responses", "c", **body)).status_code == 200
-        assert (await workers.ask("DELETE", path, "c")).status_code == 200
-        assert [(await workers.ask("GET", path, "c")).status_code for _ in range(2)] == [404, 404]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_what_is_said_of_the_router_is_said_of_all_workers(tmp_path: Path) -> None:
-    async with running_workers(tmp_path, is_static=True) as workers:
-        for _ in range(6):
-            assert (await workers.complete()).status_code == 200
-        for _ in range(3):
-            assert await workers.metric(r"kvasir:router_requests_total.*length") == 6
-            assert await workers.metric("vllm:generation_tokens_total") == 24
-            assert await workers.metric("vllm:time_to_first_token_seconds_count") == 6
-            assert await workers.metric(r"kvasir:nodes{") == 2, "each worker sees the same two"
-            cluster = (await workers.ask("GET", "/cluster")).json()
-            assert sorted(node["role"] for node in cluster["nodes"]) == ["decode", "prefill"]
-            assert sum(one["num_tokens"] for one in cluster["latencies"]) == 24
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_workers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Workers]:
+    async with running_workers(tmp_path_factory.mktemp("model"), is_static=True) as workers:
+        yield workers
 
-        workers.decode.behaviour.token_s = SLOW_S
-        async with asyncio.TaskGroup() as group:
-            streams = [group.create_task(read(workers, max_tokens=100)) for _ in range(4)]
-            await workers.until(lambda: _load_is(workers, 4))
-            assert await workers.metric("kvasir:router_requests_in_flight") == 4
-        answers = [stream.result()[0][0].partition(":")[0] for stream in streams]
-        for answer in answers:
-            seen = [(await workers.ask("GET", f"/cluster?answer={answer}")).json()["served_by"] for _ in range(2)]
-            assert seen == [[workers.prefill.address, workers.decode.address]] * 2
-        sessions = workers.decode.sessions.values()
-        assert len(sessions) == 2, "each worker has its own"
-        assert all(session.last_command > 10 for session in sessions), "and both have been used"
+
+@pytest.fixture
+def workers(shared_workers: Workers) -> Workers:
+    shared_workers.decode.behaviour.token_s = 0.0
+    return shared_workers
+
+
+async def test_limits_are_of_all_workers_together(workers: Workers) -> None:
+    start_s = time.monotonic()
+    statuses = [(await workers.complete("few")).status_code for _ in range(14)]
+    refilled = int((time.monotonic() - start_s) / 10) + 1  # one in ten seconds
+    assert 6 <= statuses.count(200) <= 6 + refilled
+    assert set(statuses) == {200, 429}
+    assert (await workers.complete("b")).status_code == 200
+    assert await workers.metric("kvasir:router_requests_limited_total") == statuses.count(429)
+
+
+async def test_stored_responses_are_there_for_all_workers(workers: Workers) -> None:
+    first = (await workers.ask("POST", "/v1/responses", "a", model="m", input="hi", max_output_tokens=4)).json()
+    path = f"/v1/responses/{first['id']}"
+    for _ in range(3):
+        assert (await workers.ask("GET", path, "a")).json()["output"] == first["output"]
+        assert (await workers.ask("GET", path, "b")).status_code == 404, "another key's"
+    body = {"model": "m", "input": "go on", "max_output_tokens": 4, "previous_response_id": first["id"]}
+    for _ in range(2):
+        assert (await workers.ask("POST", "/v1/responses", "a", **body)).status_code == 200
+    assert (await workers.ask("DELETE", path, "a")).status_code == 200
+    assert [(await workers.ask("GET", path, "a")).status_code for _ in range(2)] == [404, 404]
+
+
+async def test_what_is_said_of_the_router_is_said_of_all_workers(workers: Workers) -> None:
+    names = (
+        r"kvasir:router_requests_total.*length",
+        "vllm:generation_tokens_total",
+        "vllm:time_to_first_token_seconds_count",
+    )
+    before = [await workers.metric(name) for name in names]
+    for _ in range(6):
+        assert (await workers.complete()).status_code == 200
+    for _ in range(3):
+        assert [await workers.metric(name) - then for name, then in zip(names, before, strict=True)] == [6, 24, 6]
+        assert await workers.metric(r"kvasir:nodes{") == 2, "each worker sees the same two"
+        cluster = (await workers.ask("GET", "/cluster")).json()
+        assert sorted(node["role"] for node in cluster["nodes"]) == ["decode", "prefill"]
+        assert sum(one["num_tokens"] for one in cluster["latencies"]) == before[1] + 24
+
+    workers.decode.behaviour.token_s = SLOW_S
+    async with asyncio.TaskGroup() as group:
+        streams = [group.create_task(read(workers, max_tokens=100)) for _ in range(4)]
+        await workers.until(lambda: _load_is(workers, 4))
+        assert await workers.metric("kvasir:router_requests_in_flight") == 4
+    answers = [stream.result()[0][0].partition(":")[0] for stream in streams]
+    for answer in answers:
+        seen = [(await workers.ask("GET", f"/cluster?answer={answer}")).json()["served_by"] for _ in range(2)]
+        assert seen == [[workers.prefill.address, workers.decode.address]] * 2
+    sessions = workers.decode.sessions.values()
+    assert len(sessions) == 2, "each worker has its own"
+    assert all(session.last_command > 10 for session in sessions), "and both have been used"
 
 
 async def _load_is(workers: Workers, number: int) -> bool:
@@ -96,23 +117,22 @@ def text_of(events: list[tuple[str, str]]) -> str:
     return "".join(choice["text"] for choice in choices)
 
 
-async def test_a_stream_goes_on_whichever_worker_its_client_comes_back_to(tmp_path: Path) -> None:
-    async with running_workers(tmp_path, "--api-key", "a,b") as workers:
-        options = {"max_tokens": 150, "stream_options": {"resume_grace_s": 30}}
-        whole = await read(workers, **options)
-        workers.decode.behaviour.token_s = 0.005
-        num_started = workers.decode.num_started
-        events = await read(workers, at_most=3, **options)
-        while events[-1][1] != "[DONE]":
-            events += await read(workers, events[-1][0], at_most=11)
-        assert workers.decode.num_started == num_started + 1, "generated once"
-        assert [int(event_id.rpartition(":")[2]) for event_id, _ in events] == list(range(1, len(events) + 1))
-        assert text_of(events) == text_of(whole)
-        for _ in range(2):
-            assert await read(workers, events[4][0]) == events[5:], "also when all of it has been sent"
-            refused = await _resume(workers, events[4][0], "b")
-            assert (refused.status_code, refused.json()["error"]["code"]) == (404, "stream_not_found"), "another key's"
-            assert (await _resume(workers, "nonsense", "a")).status_code == 400
+async def test_a_stream_goes_on_whichever_worker_its_client_comes_back_to(workers: Workers) -> None:
+    options = {"max_tokens": 150, "stream_options": {"resume_grace_s": 30}}
+    whole = await read(workers, **options)
+    workers.decode.behaviour.token_s = 0.005
+    num_started = workers.decode.num_started
+    events = await read(workers, at_most=3, **options)
+    while events[-1][1] != "[DONE]":
+        events += await read(workers, events[-1][0], at_most=11)
+    assert workers.decode.num_started == num_started + 1, "generated once"
+    assert [int(event_id.rpartition(":")[2]) for event_id, _ in events] == list(range(1, len(events) + 1))
+    assert text_of(events) == text_of(whole)
+    for _ in range(2):
+        assert await read(workers, events[4][0]) == events[5:], "also when all of it has been sent"
+        refused = await _resume(workers, events[4][0], "b")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "stream_not_found"), "another key's"
+        assert (await _resume(workers, "nonsense", "a")).status_code == 400
 
 
 async def _resume(workers: Workers, last_id: str, key: str) -> httpx.Response:
@@ -120,31 +140,31 @@ async def _resume(workers: Workers, last_id: str, key: str) -> httpx.Response:
         return await client.post("/v1/completions", headers={"last-event-id": last_id})
 
 
-async def test_a_worker_that_dies_is_replaced_and_takes_nothing_with_it_that_is_not_its_own(tmp_path: Path) -> None:
-    options = ["--api-key", "a,b", "--max-concurrent-requests", "4"]
-    async with running_workers(tmp_path, *options) as workers:
-        for _ in range(4):
-            assert (await workers.complete("b")).status_code == 200
-        assert await workers.metric("vllm:generation_tokens_total") == 16
-        before = workers.pids
-        assert len(before) == 2
-        workers.decode.behaviour.token_s = 0.05
-        reading = [asyncio.create_task(read(workers, max_tokens=2000)) for _ in range(4)]
-        await workers.until(lambda: _load_is(workers, 4))
-        assert (await workers.complete()).status_code == 429
-        os.kill(before[0], signal.SIGKILL)
-        await workers.until(lambda: sum(task.done() for task in reading) == 2)
-        answers = [await workers.complete() for _ in range(3)]  # the places of its requests are free
-        assert [answer.status_code for answer in answers] == [200, 200, 200]
-        await workers.until(lambda: len(workers.pids) == 2)
-        assert before[1] in workers.pids
-        assert before[0] not in workers.pids
-        await workers.until(workers.is_ready)
-        assert await workers.metric("vllm:generation_tokens_total") >= 28
-        await until(lambda: len(workers.decode.sessions) == 3)  # the dead one's is kept for a while
-        for task in reading:
-            task.cancel()
-        await asyncio.gather(*reading, return_exceptions=True)
+async def test_a_worker_that_dies_is_replaced_and_takes_nothing_with_it_that_is_not_its_own(workers: Workers) -> None:
+    num_sessions = len(workers.decode.sessions)
+    num_tokens = await workers.metric("vllm:generation_tokens_total")
+    for _ in range(4):
+        assert (await workers.complete("b")).status_code == 200
+    assert await workers.metric("vllm:generation_tokens_total") == num_tokens + 16
+    before = workers.pids
+    assert len(before) == 2
+    workers.decode.behaviour.token_s = 0.05
+    reading = [asyncio.create_task(read(workers, key="places", max_tokens=2000)) for _ in range(4)]
+    await workers.until(lambda: _load_is(workers, 4))
+    assert (await workers.complete("places")).status_code == 429
+    os.kill(before[0], signal.SIGKILL)
+    await workers.until(lambda: sum(task.done() for task in reading) == 2)
+    answers = [await workers.complete("places") for _ in range(3)]  # the places of its requests are free
+    assert [answer.status_code for answer in answers] == [200, 200, 200]
+    await workers.until(lambda: len(workers.pids) == 2)
+    assert before[1] in workers.pids
+    assert before[0] not in workers.pids
+    await workers.until(workers.is_ready)
+    assert await workers.metric("vllm:generation_tokens_total") >= num_tokens + 28
+    await until(lambda: len(workers.decode.sessions) == num_sessions + 1)  # the dead one's is kept for a while
+    for task in reading:
+        task.cancel()
+    await asyncio.gather(*reading, return_exceptions=True)
 
 
 async def test_a_signal_lets_all_workers_finish_what_they_have_begun(tmp_path: Path) -> None:
