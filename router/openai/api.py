@@ -5,7 +5,7 @@ import reprlib
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -136,14 +136,13 @@ class OpenAIApi:
             finally:
                 await deltas.aclose()
         grace_s = None if body.stream_options is None else body.stream_options.resume_grace_s
-        if grace_s is not None:
-            self._streams.check_room()
-        opening = Opening(deltas)
-        await opening.wait(HEARTBEAT_S)
-        events = numbered(answer.response_id, answer.events(opening.deltas()))
-        if grace_s is None:
-            return EventStream(events, close=opening.aclose)
-        return self._streams.keep(current_tenant.get().owner, answer.response_id, events, opening.aclose, grace_s)
+        with nullcontext() if grace_s is None else self._streams.room():
+            opening = Opening(deltas)
+            await opening.wait(HEARTBEAT_S)
+            events = numbered(answer.response_id, answer.events(opening.deltas()))
+            if grace_s is None:
+                return EventStream(events, close=opening.aclose)
+            return self._streams.keep(current_tenant.get().owner, answer.response_id, events, opening.aclose, grace_s)
 
     async def _prepare_completion(self, body: CompletionBody, record: RequestRecord) -> Generation:
         limits = self._begin(body, "logprobs")

@@ -8,12 +8,12 @@ long as the client has asked for.
 import asyncio
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 
 from kvasir.common.errors import Overloaded
-from kvasir.router.openai.errors import HttpError
-from kvasir.router.openai.sse import EventStream
+from kvasir.router.openai.errors import HttpError, error_body
+from kvasir.router.openai.sse import EventStream, event
 
 _EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,128}):([0-9]{1,18})")
 
@@ -29,12 +29,11 @@ class KeptStream:
         self._events: deque[bytes] = deque()
         self._num_dropped = 0  # of the oldest, to stay within max_bytes
         self._num_bytes = 0
-        self._num_readers = 0
+        self._num_readers = 1  # the client that began it, until it has `left`
         self._news = asyncio.Event()
         self._is_over = False
         self._source = asyncio.create_task(self._pump(events, close))
         self._patience: asyncio.TimerHandle | None = None
-        self._be_patient()
         self._on_forgotten: Callable[[], None] = lambda: None
 
     def when_forgotten(self, callback: Callable[[], None]) -> None:
@@ -43,6 +42,12 @@ class KeptStream:
     def has(self, number: int) -> bool:
         """Whether the events after this one are all there (to come)."""
         return self._num_dropped <= number <= self._num_dropped + len(self._events)
+
+    async def left(self) -> None:
+        """A reader less."""
+        self._num_readers -= 1
+        if not self._num_readers:
+            self._be_patient()
 
     async def read(self, after: int) -> AsyncGenerator[bytes, None]:
         """Events number `after` + 1 and on, to the end."""
@@ -53,8 +58,9 @@ class KeptStream:
         try:
             while True:
                 while after < self._num_dropped + len(self._events):
-                    if after < self._num_dropped:
-                        return  # too slow a reader: it can say where it was, and is told that it is too late
+                    if after < self._num_dropped:  # too slow a reader
+                        yield event(error_body(_not_kept()))
+                        return
                     yield self._events[after - self._num_dropped]
                     after += 1
                 if self._is_over:
@@ -62,9 +68,7 @@ class KeptStream:
                 self._news.clear()
                 await self._news.wait()
         finally:
-            self._num_readers -= 1
-            if not self._num_readers:
-                self._be_patient()
+            await self.left()
 
     async def close(self) -> None:
         self._forget()
@@ -73,16 +77,16 @@ class KeptStream:
     async def _pump(self, events: AsyncGenerator[bytes, None], close: Callable[[], Awaitable[None]]) -> None:
         try:
             async with aclosing(events):
-                async for event in events:
-                    self._keep(event)
+                async for one in events:
+                    self._keep(one)
         finally:
             self._is_over = True
             self._news.set()
             await close()
 
-    def _keep(self, event: bytes) -> None:
-        self._events.append(event)
-        self._num_bytes += len(event)
+    def _keep(self, one: bytes) -> None:
+        self._events.append(one)
+        self._num_bytes += len(one)
         while self._num_bytes > self._max_bytes:
             self._num_bytes -= len(self._events.popleft())
             self._num_dropped += 1
@@ -106,13 +110,21 @@ class KeptStreams:
         self._max_streams = max_streams
         self._max_bytes = max_bytes
         self._streams: dict[tuple[str, str], KeptStream] = {}
+        self._num_opening = 0
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def check_room(self) -> None:
-        if len(self._streams) >= self._max_streams:
+    @contextmanager
+    def room(self) -> Iterator[None]:
+        """For a stream that is kept within. Raises Overloaded if there is none."""
+        if len(self._streams) + self._num_opening >= self._max_streams:
             raise Overloaded(f"{self._max_streams} streams are kept for clients to come back to: no room for another")
+        self._num_opening += 1
+        try:
+            yield
+        finally:
+            self._num_opening -= 1
 
     def keep(
         self,
@@ -126,7 +138,7 @@ class KeptStreams:
         stream = KeptStream(events, close, min(grace_s, self._max_grace_s), self._max_bytes)
         self._streams[owner, response_id] = stream
         stream.when_forgotten(lambda: self._forget(owner, response_id))
-        return EventStream(stream.read(after=0))
+        return EventStream(stream.read(after=0), close=stream.left)
 
     def events(self, owner: str, last_event_id: str) -> AsyncGenerator[bytes, None]:
         """Those behind the last that a client has. 404 if there is nothing to go on with: it has to begin anew."""
@@ -135,7 +147,7 @@ class KeptStreams:
             raise HttpError(400, "Last-Event-ID is not the id of an event of a stream", "invalid_event_id")
         stream = self._streams.get((owner, match[1]))
         if stream is None or not stream.has(int(match[2])):
-            raise HttpError(404, "this stream is not kept (any more)", "stream_not_found")
+            raise _not_kept()
         return stream.read(after=int(match[2]))
 
     async def resume(self, owner: str, last_event_id: str) -> EventStream:
@@ -150,10 +162,14 @@ class KeptStreams:
             await stream.close()
 
 
+def _not_kept() -> HttpError:
+    return HttpError(404, "this stream is not kept (any more)", "stream_not_found")
+
+
 async def numbered(response_id: str, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """The same events, each with an id that names the stream and the place in it."""
     number = 0
     async with aclosing(events):
-        async for event in events:
+        async for one in events:
             number += 1
-            yield b"id: %b:%d\n" % (response_id.encode(), number) + event
+            yield b"id: %b:%d\n" % (response_id.encode(), number) + one

@@ -2,14 +2,17 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 
 import httpx
 import pytest
 
 from kvasir.router.openai.kept_streams import KeptStream
 from kvasir.router.openai.sse import HEARTBEAT, EventStream
-from tests.unit.router.openai.conftest import Router, running_router, saying
+from kvasir.router.types import RoutedRequest
+from tests.fake_dispatcher import Step, play
+from tests.unit.router.openai.conftest import Router, ids, running_router, saying
 
 TEXT = "what is kept is not lost, and what was sent is not sent again"
 ENDPOINTS = {
@@ -108,6 +111,52 @@ async def test_only_so_many_are_kept() -> None:
         assert (await router.complete(stream=True)).status_code == 200
         assert (await router.complete(stream=True, stream_options={"resume_grace_s": 0})).status_code == 400
         assert router.dispatcher.num_running == 0
+
+
+async def test_the_shortest_grace_cuts_no_client_short_that_stays() -> None:
+    async with running_router(saying(TEXT, pause_s=0.001)) as router:
+        events = await read(router, "/v1/completions", stream_options={"resume_grace_s": 1e-9})
+        assert events[-1][1] == "[DONE]"
+
+
+async def test_streams_that_wait_for_their_first_token_count() -> None:
+    """The router keeps four."""
+    may_go_on = False
+
+    def script(request: RoutedRequest) -> Iterator[Step]:
+        while not may_go_on:
+            yield 0.001
+        yield from play(ids("abc"), request)
+
+    async with running_router(script) as router, asyncio.TaskGroup() as tasks:  # type: ignore[arg-type]
+        asked = [tasks.create_task(read(router, "/v1/completions")) for _ in range(4)]
+        async with asyncio.timeout(10):
+            while router.dispatcher.num_running < 4:
+                await asyncio.sleep(0.001)
+        refused = await router.complete(stream=True, stream_options={"resume_grace_s": 20})
+        may_go_on = True
+        assert refused.status_code == 503
+    assert all(task.result()[-1][1] == "[DONE]" for task in asked)
+
+
+async def test_a_reader_that_is_too_slow_is_told_so() -> None:
+    async def source() -> AsyncGenerator[bytes, None]:
+        for number in range(100):
+            await asyncio.sleep(0)
+            yield b"%9d\n" % number
+
+    async def close() -> None:
+        is_over.set()
+
+    is_over = asyncio.Event()
+    stream = KeptStream(source(), close, grace_s=5, max_bytes=200)
+    async with aclosing(stream.read(0)) as events:
+        assert await anext(events) == b"%9d\n" % 0
+        await asyncio.wait_for(is_over.wait(), 5)
+        rest = [event async for event in events]
+    assert len(rest) == 1
+    assert b"stream_not_found" in rest[0], "and not as if this were the end"
+    await stream.close()
 
 
 async def test_what_is_kept_of_one_stream_is_bounded() -> None:
