@@ -67,12 +67,18 @@ class Limiter:
             yield
             return
         member = uuid.uuid4().hex
-        if not await self._budgets.enter(tenant.name, member, num_places, self._max_request_s):
-            raise self._refused(tenant, "concurrent requests", num_places, 1.0)
+        entering = asyncio.ensure_future(self._budgets.enter(tenant.name, member, num_places, self._max_request_s))
         try:
+            if not await asyncio.shield(entering):
+                raise self._refused(tenant, "concurrent requests", num_places, 1.0)
             yield
         finally:
-            await asyncio.shield(self._budgets.leave(tenant.name, member))
+            await asyncio.shield(self._leave(tenant, member, entering))
+
+    async def _leave(self, tenant: Tenant, member: str, entering: asyncio.Future[bool]) -> None:
+        """Whoever is cancelled while it enters may have been given a place all the same."""
+        if await entering:
+            await self._budgets.leave(tenant.name, member)
 
     async def _take(self, tenant: Tenant, what: str, limit: int, amount: int) -> None:
         if limit:

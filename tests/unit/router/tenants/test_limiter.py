@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -84,3 +85,25 @@ async def test_without_limits_nothing_is_counted() -> None:
     world = World()
     for _ in range(100):
         assert await world.ask() == 4
+
+
+async def test_a_client_that_leaves_while_it_is_given_a_place_gives_it_back() -> None:
+    """The place may have been taken, in another process, before the answer that says so is here."""
+
+    class FarAway(MemoryBudgets):
+        async def enter(self, name: str, member: str, num_places: int, ttl_s: float) -> bool:
+            has_entered = await super().enter(name, member, num_places, ttl_s)
+            is_asked.set()
+            await is_told.wait()
+            return has_entered
+
+    is_asked, is_told = asyncio.Event(), asyncio.Event()
+    world = World(max_concurrent_requests=1)
+    world.limiter = Limiter(FarAway(), 600)
+    leaving = asyncio.create_task(world.ask())
+    await asyncio.wait_for(is_asked.wait(), 5)
+    leaving.cancel()
+    is_told.set()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert await world.ask() == 4
