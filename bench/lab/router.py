@@ -44,7 +44,7 @@ _PEERS = {
     "vllm-router": ("vllm_router.launch_router", ["--log-level", "warning"]),
 }
 _START_TIMEOUT_S = 60.0
-_WARM_UP_S = 1.5
+_WARM_UP_S = 3.0
 _SLOW_TOKENS_PER_S = 10  # in each stream
 _FLAT_OUT_INTERVAL_S = 0.005  # 200 tokens a second in each stream: more than anything here passes on
 _REQUEST = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}'
@@ -79,10 +79,10 @@ class Setting:
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="kvasir bench router", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--streams", type=int, default=512)
-    parser.add_argument("--tokens", type=int, default=256, help="of each answer (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=256, help="of an answer, on average (default: %(default)s)")
     parser.add_argument("--nodes", type=int, default=16, help="that the streams are spread over (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--duration-s", type=float, default=3.0, help="of one measurement (default: %(default)s)")
+    parser.add_argument("--duration-s", type=float, default=5.0, help="of one measurement (default: %(default)s)")
     parser.add_argument("--peer-python", help="python of an environment with sglang-router and vllm-router")
     parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder (default: %(default)s)")
     parser.add_argument("--only", default="", help="contenders, separated by commas; writes no results")
@@ -159,7 +159,7 @@ async def _measure(contender: str, setting: Setting, port: int, pid: int) -> Res
 def running(contender: str, setting: Setting, interval_s: float) -> Iterator[tuple[int, int]]:
     """Port, and the router's process."""
     backend = ["--stamps", str(setting.stamps), "--interval-s", str(interval_s), "--groups", str(setting.num_groups)]
-    backend += ["--streams", str(setting.num_streams), "--tokens", str(setting.num_tokens)]
+    backend += ["--streams", str(setting.num_streams)]
     kind = "node" if contender == OURS else "echo"
     command = [sys.executable, "-m", "kvasir.bench.lab.router_backends", kind, *backend]
     with _process(command, stdout=subprocess.PIPE) as source:
@@ -190,12 +190,11 @@ def running(contender: str, setting: Setting, interval_s: float) -> Iterator[tup
 
 @contextmanager
 def _process(command: list[str], stdout: int) -> "Iterator[subprocess.Popen[bytes]]":
-    process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.DEVNULL)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen(command, stdout=stdout, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def _wait_for(url: str, process: "subprocess.Popen[bytes]", body: bytes | None = None) -> None:

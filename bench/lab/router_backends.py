@@ -10,6 +10,7 @@ from __future__ import annotations  # grpc's classes are generic in their stubs 
 import argparse
 import asyncio
 import mmap
+import re
 import sys
 import time
 import uuid
@@ -181,6 +182,7 @@ async def serve_nodes(clock: Clock, num_nodes: int, max_num_seqs: int) -> None:
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 _OTHER = b'{"status":"ok","object":"list","data":[{"id":"m","object":"model"}],"model_path":"m"}'
 _JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(_OTHER), _OTHER)
+_MAX_TOKENS = re.compile(rb'"max_tokens": ?(\d+)')
 _EVENT = (
     b'data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1700000000,'
     b'"model":"m","choices":[{"index":0,"delta":{"content":" %04d"},"logprobs":null,"finish_reason":null}]}\n\n'
@@ -190,9 +192,8 @@ _EVENT = (
 class Echo(asyncio.Protocol):
     """One connection. Answers each POST with a stream, anything else with some JSON."""
 
-    def __init__(self, running: set[Echo], num_tokens: int) -> None:
+    def __init__(self, running: set[Echo]) -> None:
         self._running = running
-        self._num_tokens = num_tokens
         self._num_left = 0
         self._data = b""
         self._is_paused = False
@@ -218,10 +219,11 @@ class Echo(asyncio.Protocol):
         length = next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0)
         if len(rest) < length:
             return
-        self._data = rest[length:]
+        body, self._data = rest[:length], rest[length:]
         if lines[0].startswith(b"post /v1/chat/"):
             self._transport.write(_HEAD)
-            self._num_left = self._num_tokens
+            found = _MAX_TOKENS.search(body)
+            self._num_left = int(found[1]) if found else 1
             self._running.add(self)
         else:
             self._transport.write(_JSON)
@@ -236,11 +238,11 @@ class Echo(asyncio.Protocol):
         self._transport.write(event)
 
 
-async def serve_echo(clock: Clock, num_groups: int, num_tokens: int) -> None:
+async def serve_echo(clock: Clock, num_groups: int) -> None:
     groups: list[set[Echo]] = [set() for _ in range(num_groups)]
     turns = iter(range(1 << 62))
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Echo(groups[next(turns) % num_groups], num_tokens), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: Echo(groups[next(turns) % num_groups]), "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
 
     def tick_of(group: set[Echo]) -> Callable[[int], None]:
@@ -262,13 +264,12 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--interval-s", type=float, required=True)
     parser.add_argument("--groups", type=int, required=True)
     parser.add_argument("--streams", type=int, required=True)
-    parser.add_argument("--tokens", type=int, required=True)
     options = parser.parse_args(argv)
     clock = Clock(options.stamps, options.interval_s, options.groups)
     work = (
         serve_nodes(clock, options.groups, -(-options.streams // options.groups) + 1)
         if options.kind == "node"
-        else serve_echo(clock, options.groups, options.tokens)
+        else serve_echo(clock, options.groups)
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(work)

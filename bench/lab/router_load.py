@@ -7,6 +7,7 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -81,18 +82,8 @@ class Streams:
     """`async with`: so many at once, for as long as it lasts."""
 
     def __init__(self, port: int, num_streams: int, num_tokens: int, stamps: Path) -> None:
-        body = orjson.dumps(
-            {
-                "model": "m",
-                "messages": [{"role": "user", "content": "hello"}],
-                "stream": True,
-                "max_tokens": num_tokens,
-                "ignore_eos": True,
-                "temperature": 0,
-            }
-        )
-        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        self._request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+        """Answers have `num_tokens` on average, but each stream another number: they do not end all at once."""
+        self._num_tokens = num_tokens
         self._port = port
         self._num_streams = num_streams
         with stamps.open("rb") as file:
@@ -103,9 +94,10 @@ class Streams:
 
     async def __aenter__(self) -> "Streams":
         loop = asyncio.get_running_loop()
-        for _ in range(self._num_streams):
+        for number in range(self._num_streams):
+            request = _request(max(1, round(self._num_tokens * (0.5 + number / self._num_streams))))
             transport, _ = await loop.create_connection(
-                lambda: _Stream(self._request, self.load, self._stamps, self._fail), "127.0.0.1", self._port
+                partial(_Stream, request, self.load, self._stamps, self._fail), "127.0.0.1", self._port
             )
             self._transports.append(transport)
         return self
@@ -128,3 +120,18 @@ class Streams:
     def _fail(self, error: Exception) -> None:
         if not self.lost.done():
             self.lost.set_exception(error)
+
+
+def _request(num_tokens: int) -> bytes:
+    body = orjson.dumps(
+        {
+            "model": "m",
+            "messages": [{"role": "user", "content": "hello"}],
+            "stream": True,
+            "max_tokens": num_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
+    )
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
