@@ -192,7 +192,7 @@ class OpenAIApi:
         response_id: str,
         reading: Reading | None = None,
     ) -> tuple[Envelope, AsyncGenerator[ChoiceDelta, None]]:
-        requests = routed_requests(body, prompts, limits, self.tokenizer, response_id)
+        requests = await routed_requests(body, prompts, limits, self.tokenizer, response_id)
         asked = asked_grammar(body.response_format, body.structured_outputs)
         if asked is not None:
             requests = [with_grammar(request, asked.grammar) for request in requests]

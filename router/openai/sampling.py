@@ -60,7 +60,7 @@ def sampling_of(body: GenerationBody, limits: ClusterLimits, tokenizer: TextToke
         top_p=max(top_p, 1e-6),  # 0 means the best token alone
         top_k=max(body.top_k or 0, 0),
         min_p=body.min_p or 0.0,
-        seed=_seed(body.seed),
+        seed=drawn_seed(body.seed),
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
@@ -75,7 +75,7 @@ def sampling_of(body: GenerationBody, limits: ClusterLimits, tokenizer: TextToke
     )
 
 
-def _seed(asked: int | None) -> int:
+def drawn_seed(asked: int | None) -> int:
     """Drawn where the client gave none: two calls then differ."""
     return secrets.randbits(64) if asked is None else asked % 2**64
 

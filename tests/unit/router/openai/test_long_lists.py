@@ -1,0 +1,41 @@
+"""Long lists in a request are read once, however many prompts it has, and not on the event loop."""
+
+import threading
+
+import pytest
+
+from tests.unit.router.openai.conftest import TOKENIZER, running_router, saying
+
+
+async def test_words_that_may_not_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand of them with 128 prompts once kept all streams waiting for half a minute."""
+    encode = TOKENIZER.encode
+    seen: list[tuple[str, int]] = []
+
+    def counting(text: str, *, add_special_tokens: bool) -> list[int]:
+        seen.append((text, threading.get_ident()))
+        return encode(text, add_special_tokens=add_special_tokens)
+
+    words = [f"word {number}" for number in range(100)]
+    async with running_router(saying("x")) as router:
+        monkeypatch.setattr(TOKENIZER, "encode", counting)
+        response = await router.complete(prompt=["one", "three"], bad_words=words, max_tokens=2)
+        assert response.status_code == 200, response.text
+    of_words = [(text, thread) for text, thread in seen if text.lstrip() in words]
+    assert sorted(text for text, _ in of_words) == sorted([*words, *(f" {word}" for word in words)])
+    assert threading.get_ident() not in {thread for _, thread in of_words}
+    first, second = (request.sampling for request in router.dispatcher.requests)
+    assert first.bad_words == second.bad_words != ()
+    assert first.seed != second.seed
+
+
+async def test_each_prompt_has_its_own_room() -> None:
+    async with running_router(saying("x")) as router:
+        response = await router.complete(prompt=["a", "b" * 100], max_tokens=90)
+        assert response.status_code == 200, response.text
+        assert [request.sampling.max_tokens for request in router.dispatcher.requests] == [
+            90,
+            50,
+        ]  # the text has a BOS token
+        response = await router.complete(prompt=["a", "b" * 100], max_tokens=90, min_tokens=60)
+        assert response.status_code == 400, "too little room behind the second"
