@@ -139,12 +139,16 @@ def reachable_host(host: str) -> str:
 
 
 def as_arguments(options: Mapping[str, OptionValue]) -> list[str]:
-    """{"max_num_seqs": 8, "prefix_caching": False} -> ["--max-num-seqs", "8", "--no-prefix-caching"]"""
+    """{"max_num_seqs": 8, "prefix_caching": False} -> ["--max-num-seqs", "8", "--no-prefix-caching"]
+
+    A command line has no values but texts, so "false" is False.
+    """
     arguments: list[str] = []
     for name, value in options.items():
         option = name.replace("_", "-")
-        if isinstance(value, bool):
-            arguments.append(f"--{option}" if value else f"--no-{option}")
+        flag = {"true": True, "false": False}.get(str(value).lower())
+        if flag is not None:
+            arguments.append(f"--{option}" if flag else f"--no-{option}")
         else:
             arguments += [f"--{option}", str(value)]
     return arguments

@@ -108,6 +108,7 @@ def test_our_own_options_are_not_inherited() -> None:
 def test_as_arguments() -> None:
     arguments = as_arguments({"max_num_seqs": 8, "eager": True, "caching": False, "name": "x"})
     assert arguments == ["--max-num-seqs", "8", "--eager", "--no-caching", "--name", "x"]
+    assert as_arguments({"isolate_tenants": "true", "eager": "false"}) == ["--isolate-tenants", "--no-eager"]
 
 
 def test_config_from_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
