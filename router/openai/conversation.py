@@ -1,5 +1,6 @@
 """A client's messages as templates want them, and the text that a template makes of them."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,10 @@ from kvasir.router.openai.models import ConversationBody, MessageBody, ToolCallB
 from kvasir.router.text.chat_renderer import ChatRenderer
 from kvasir.router.text.chat_template import Arguments, Message
 
+_SHORT_CHARS = 20_000  # of all calls: they are read on the event loop
+_MAX_CHARS_OF_CALL = 1 << 19
+_MAX_CHARS_OF_CALLS = 1 << 22
+
 
 async def rendered_chat(
     body: ConversationBody, renderer: ChatRenderer, tools: Sequence[dict[str, Any]] = ()
@@ -17,7 +22,13 @@ async def rendered_chat(
     if body.continue_final_message and body.add_generation_prompt:
         message = "'continue_final_message' and 'add_generation_prompt' exclude each other"
         raise InvalidRequest(message, "continue_final_message", "invalid_value")
-    messages = [template_message(message, index) for index, message in enumerate(body.messages)]
+    calls = [call for message in body.messages for call in message.tool_calls or ()]
+    num_chars = sum(len(call.function.arguments) for call in calls)
+    if num_chars > _MAX_CHARS_OF_CALLS:
+        message = f"the arguments of all calls may have {_MAX_CHARS_OF_CALLS} characters, and have {num_chars}"
+        raise InvalidRequest(message, "messages", "context_length_exceeded")
+    is_long = num_chars > _SHORT_CHARS
+    messages = await asyncio.to_thread(_template_messages, body) if is_long else _template_messages(body)
     template_kwargs = body.chat_template_kwargs or {}
     if body.reasoning_effort is not None:
         thinking = {"enable_thinking": False} if body.reasoning_effort == "none" else {}
@@ -25,6 +36,7 @@ async def rendered_chat(
     text = await renderer.render(
         messages,
         template=body.chat_template,
+        is_long=is_long,
         add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
         continue_final_message=body.continue_final_message or False,
         tools=tools,
@@ -35,6 +47,10 @@ async def rendered_chat(
     except UnicodeEncodeError:  # a template can write what no tokenizer can read
         raise InvalidRequest("the chat template makes half of a surrogate pair", "messages", "invalid_value") from None
     return text, messages[-1]["content"] if body.continue_final_message else ""
+
+
+def _template_messages(body: ConversationBody) -> list[Message]:
+    return [template_message(message, index) for index, message in enumerate(body.messages)]
 
 
 def template_message(message: MessageBody, index: int) -> Message:
@@ -57,7 +73,12 @@ def _call(call: ToolCallBody) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> Any:
-    """'{"a": 1}' -> a mapping; what is no JSON object stays the text it is, as a model has once written it."""
+    """'{"a": 1}' -> a mapping; what is no JSON object stays the text it is, as a model has once written it.
+
+    So does what is longer than models write, for nobody else runs while it is read.
+    """
+    if len(text) > _MAX_CHARS_OF_CALL:
+        return text
     try:
         value = json.loads(text or "{}")
         if "\\u" in text:

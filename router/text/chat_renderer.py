@@ -29,14 +29,19 @@ class ChatRenderer:
         self._processes = asyncio.Semaphore(2)
         self._num_waiting = 0
 
-    async def render(self, messages: Sequence[Message], *, template: str | None = None, **options: Any) -> str:
-        """See `ChatTemplate.render`. Raises InvalidRequest also for what takes too long."""
+    async def render(
+        self, messages: Sequence[Message], *, template: str | None = None, is_long: bool = False, **options: Any
+    ) -> str:
+        """See `ChatTemplate.render`. Raises InvalidRequest also for what takes too long.
+
+        `is_long`: it is, though its messages do not look so.
+        """
         if template is not None:
             return await self._render_apart(template, [*messages], options)
         if self._template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", "messages", "no_chat_template")
         own = self._template
-        if sum(len(message["content"]) for message in messages) + 1000 * len(options.get("tools", ())) < _SHORT_CHARS:
+        if not is_long and _num_chars(messages, options.get("tools", ())) < _SHORT_CHARS:
             return own.render(messages, **options)
         loop = asyncio.get_running_loop()
         try:
@@ -68,6 +73,12 @@ class ChatRenderer:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _num_chars(messages: Sequence[Message], tools: Sequence[Any]) -> int:
+    """About so many are to be rendered."""
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    return sum(20 + len(message["content"]) for message in messages) + 200 * len(calls) + 1000 * len(tools)
 
 
 def _to_json(work: dict[str, Any]) -> bytes:
