@@ -10,6 +10,8 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from kvasir.router.http_protocol import BoundedHttpProtocol
+
 _KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that it is they who close them
 
 
@@ -32,7 +34,7 @@ async def _running(app: ASGIApp, listeners: list[socket.socket], grace_s: float)
     config = uvicorn.Config(
         app,
         loop="none",
-        http="httptools",
+        http=BoundedHttpProtocol,
         ws="none",
         lifespan="off",
         log_config=None,
