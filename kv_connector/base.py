@@ -13,7 +13,7 @@ Two kinds:
 All methods run on the node's event loop. They raise `KVTransferError` for what may be tried again or done without.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NewType, Protocol
 
@@ -164,10 +164,11 @@ class StoreConnector(Protocol):
         """Empty: a store is found by configuration."""
         ...
 
-    async def put(self, frames: Sequence[tuple[StoreKey, Frame]]) -> None:
+    async def put(self, frames: Iterable[tuple[StoreKey, Frame]]) -> None:
         """Write the frames; when this returns, they can be fetched by anybody.
 
-        However it ends (return, error, cancellation), nothing reads the payloads afterwards.
+        A frame may be made only when it is asked for, on whichever thread that happens: one at a time, and soon
+        written, is best. However this ends (return, error, cancellation), nothing reads the payloads afterwards.
         """
         ...
 

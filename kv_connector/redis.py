@@ -4,7 +4,7 @@ The server may be full, evicting, a replica, slow, away, or another's too. What 
 that comes over a network; what it refuses or does not answer raises, and the core leaves it alone for a while.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Literal
 
@@ -48,7 +48,7 @@ class RedisConnector:
     def endpoint(self) -> str:
         return ""
 
-    async def put(self, frames: Sequence[tuple[StoreKey, Frame]]) -> None:
+    async def put(self, frames: Iterable[tuple[StoreKey, Frame]]) -> None:
         def write_all(job: Job[None]) -> None:
             with self.pool.link(job) as link:
                 write(link, ((self._name(key), frame) for key, frame in frames), self._ttl_ms)

@@ -6,7 +6,8 @@ whose payloads they read, waits for those.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -27,7 +28,7 @@ T = TypeVar("T")
 _LOOK_INTERVAL_S = 60.0
 _NUM_MOVING = 8  # threads that move blocks
 _NUM_ASKING = 4  # those for short questions do not wait for them
-_NUM_WRITING = 4  # of one `put`
+_NUM_WRITING = 2  # of one `put`
 
 
 class SharedStorageConnector:
@@ -68,11 +69,9 @@ class SharedStorageConnector:
     def endpoint(self) -> str:
         return ""
 
-    async def put(self, frames: Sequence[tuple[StoreKey, Frame]]) -> None:
-        jobs = [
-            self._moving.start(self._write, frames[first::_NUM_WRITING])
-            for first in range(min(_NUM_WRITING, len(frames)))
-        ]
+    async def put(self, frames: Iterable[tuple[StoreKey, Frame]]) -> None:
+        waiting = _Shared(frames)
+        jobs = [self._moving.start(self._write, waiting) for _ in range(_NUM_WRITING)]
         try:
             for job in jobs:
                 await job.outcome()
@@ -126,7 +125,7 @@ class SharedStorageConnector:
         except OSError as error:
             raise KVTransferError(f"shared storage: {error}") from error
 
-    def _write(self, job: Job[None], frames: Sequence[tuple[StoreKey, Frame]]) -> None:
+    def _write(self, job: Job[None], frames: "_Shared[tuple[StoreKey, Frame]]") -> None:
         for key, frame in frames:
             job.check()
             self._folder.write(key, frame, self._quota.make_room(frame.payload.nbytes + ALIGNMENT))
@@ -141,3 +140,15 @@ class SharedStorageConnector:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._look_interval_s):
                     await self._look_now.wait()
+
+
+class _Shared(Iterator[T]):
+    """What several threads take from."""
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self._items = iter(items)
+        self._lock = threading.Lock()
+
+    def __next__(self) -> T:
+        with self._lock:
+            return next(self._items)

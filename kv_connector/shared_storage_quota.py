@@ -1,7 +1,8 @@
 """How much of a shared folder is used, and what has to go: the blocks longest unused.
 
-Every process looks for itself, and nobody waits for anybody: between two looks, what others write is not known. So the
-quota is kept to within a sixteenth of it for each process that writes.
+Every process looks for itself, and nobody waits for anybody. What others write is not known before the next look, which
+comes after a second, or when a sixteenth of the quota has been written if that takes longer: by so much, for each
+process that writes, the quota may be exceeded for a while.
 """
 
 import threading
@@ -12,7 +13,8 @@ from kvasir.kv_connector.shared_storage_files import BlockFolder, FoundFile
 
 _ASIDE_MAX_AGE_S = 600.0  # what a writer that died has left
 _LOOK_AGAIN_SHARE = 1 / 16  # of the quota, written since
-_OLDEST_SHARE = 1 / 8  # of the quota: so much of the oldest is remembered from a look
+_MIN_LOOK_INTERVAL_S = 1.0
+_OLDEST_SHARE = 1 / 2  # of the quota: so much of the oldest is remembered from a look
 
 
 class Quota:
@@ -27,12 +29,15 @@ class Quota:
         self._used_bytes = 0
         self._written_bytes = 0  # since the last look
         self._oldest: deque[FoundFile] = deque()
-        self._has_looked = False
+        self._looked_s = float("-inf")
 
     @property
     def wants_a_look(self) -> bool:
+        """What others write may have come to matter."""
         with self._lock:
-            return self._max_bytes is not None and self._written_bytes > self._max_bytes * _LOOK_AGAIN_SHARE
+            if self._max_bytes is None or time.monotonic() < self._looked_s + _MIN_LOOK_INTERVAL_S:
+                return False
+            return self._written_bytes > self._max_bytes * _LOOK_AGAIN_SHARE
 
     def look(self) -> None:
         """What there is now. What is over its time, and what writers that died have left, is removed."""
@@ -54,11 +59,11 @@ class Quota:
                 self._written_bytes -= written_before
                 self._used_bytes = used_bytes + self._written_bytes  # some of it counts twice, until the next look
                 self._oldest = _first(blocks, self._max_bytes * _OLDEST_SHARE)
-                self._has_looked = True
+                self._looked_s = time.monotonic()
 
     def make_room(self, num_bytes: int) -> str | None:
         """For a block about to be written. What must go for it is gone but for one, named here: to be written over."""
-        if not self._has_looked or self._must_look(num_bytes):
+        if self._must_look(num_bytes):
             self.look()
         to_write_over: str | None = None
         with self._lock:
@@ -66,19 +71,18 @@ class Quota:
             self._used_bytes += num_bytes
             while self._is_too_much() and self._oldest:
                 file = self._oldest.popleft()
-                used_s = self._folder.used_s(file.name)
-                if used_s not in (None, file.used_s):
-                    continue  # it was of use since we looked
+                if self._folder.used_s(file.name) != file.used_s:
+                    continue  # it was of use since we looked, or had to go for another's block, which is there now
                 self._used_bytes -= file.num_bytes
-                if used_s is not None and to_write_over is None:
+                if to_write_over is None:
                     to_write_over = file.name
-                elif used_s is not None:
+                else:
                     self._folder.remove(file.name)
         return to_write_over
 
     def _must_look(self, num_bytes: int) -> bool:
         with self._lock:
-            return self._is_too_much(num_bytes) and not self._oldest
+            return self._looked_s < 0 or (self._is_too_much(num_bytes) and not self._oldest)
 
     def _is_too_much(self, num_more_bytes: int = 0) -> bool:
         return self._max_bytes is not None and self._used_bytes + num_more_bytes > self._max_bytes

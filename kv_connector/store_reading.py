@@ -15,7 +15,8 @@ from kvasir.kv_connector.store_threads import Job
 from kvasir.kv_connector.stored import split
 
 PAGE_BYTES = 4096
-_TRAY_BYTES = 2 << 20
+_TRAY_BYTES = 8 << 20
+_FIRST_BYTES = 1 << 20  # of a fetch: others follow while it is taken in, twice as many each time
 _MAX_TRAYS_BYTES = 64 << 20
 _NUM_AHEAD = 2  # trays a fetch may have on their way, besides the one that is taken in
 
@@ -26,6 +27,7 @@ class Trays:
     def __init__(self, max_value_bytes: int) -> None:
         self.place_bytes = -(-max_value_bytes // PAGE_BYTES) * PAGE_BYTES
         self.num_values = max(1, _TRAY_BYTES // self.place_bytes)
+        self.num_first = max(1, _FIRST_BYTES // self.place_bytes)
         most = max(_NUM_AHEAD, _MAX_TRAYS_BYTES // (self.num_values * self.place_bytes))
         self._left = asyncio.Semaphore(most)
         self._free: list[memoryview] = []
@@ -59,13 +61,14 @@ async def read_ahead(
     keys: Sequence[StoreKey], trays: Trays, start: StartReading, alignment: int
 ) -> AsyncGenerator[tuple[StoreKey, Frame | None]]:
     """What a store's `fetch` yields. A tray is used again when its frames have been taken in and its thread is done."""
-    waiting = iter(keys)
+    waiting, num_next = iter(keys), trays.num_first
     ahead: deque[tuple[list[StoreKey], memoryview, Job[list[int | None]]]] = deque()
     try:
         while True:
             while len(ahead) <= _NUM_AHEAD and (not ahead or trays.is_one_free):
-                if not (some := list(islice(waiting, trays.num_values))):
+                if not (some := list(islice(waiting, num_next))):
                     break
+                num_next = min(2 * num_next, trays.num_values)
                 tray = await trays.take()
                 ahead.append((some, tray, start(some, tray)))
             if not ahead:

@@ -6,7 +6,7 @@ No caller waits for a store that hangs, and none that goes away frees what is st
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvasir.common.errors import KVTransferError
@@ -101,24 +101,28 @@ class StoreWriter:
             self._metrics.blocks_not_stored += num_left
 
     async def _write(self, part: Sequence[Named], deadline_s: float) -> None:
-        frames = await self._pack(part)
-        num_bytes = sum(frame.payload.nbytes for _, frame in frames)
+        sizes: list[int] = []
+        frames = await self._pack(part, sizes)
         started_s = time.monotonic()
         async with asyncio.timeout(deadline_s - started_s):
             await self._store.put(frames)
-        elapsed_s = time.monotonic() - started_s
+        elapsed_s, num_bytes = time.monotonic() - started_s, sum(sizes)
         self._encoder.outgoing.note(num_bytes, elapsed_s)
-        self._metrics.stored(len(frames), num_bytes, elapsed_s)
-        log.debug("%s has taken %d blocks, %d bytes, in %.3f s", self._store.name, len(frames), num_bytes, elapsed_s)
+        self._metrics.stored(len(part), num_bytes, elapsed_s)
+        log.debug("%s has taken %d blocks, %d bytes, in %.3f s", self._store.name, len(part), num_bytes, elapsed_s)
 
     def _parts(self, missing: Sequence[Named]) -> Iterator[Sequence[Named]]:
         size = max(1, _MAX_PACKED_BYTES // self._layout.bytes_per_block)
         return (missing[start : start + size] for start in range(0, len(missing), size))
 
-    async def _pack(self, part: Sequence[Named]) -> list[tuple[StoreKey, Frame]]:
-        """On the event loop where that is a checksum alone; else on a thread, which nothing interrupts."""
+    async def _pack(self, part: Sequence[Named], sizes: list[int]) -> Iterable[tuple[StoreKey, Frame]]:
+        """Where that is a checksum alone, each just before it is written: then its bytes are in the processor's cache.
+        Else on a thread beforehand, which nothing interrupts, and which does not count as the store's time."""
 
-        def pack() -> list[tuple[StoreKey, Frame]]:
-            return [(name, self._encoder.frame(one.key, one.block_id, one.num_tokens)) for name, one in part]
+        def pack() -> Iterator[tuple[StoreKey, Frame]]:
+            for name, block in part:
+                frame = self._encoder.frame(block.key, block.block_id, block.num_tokens)
+                sizes.append(frame.payload.nbytes)
+                yield name, frame
 
-        return pack() if self._encoder.codec() == CODEC_NONE else await asyncio.to_thread(pack)
+        return pack() if self._encoder.codec() == CODEC_NONE else await asyncio.to_thread(list, pack())

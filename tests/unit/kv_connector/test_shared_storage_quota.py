@@ -94,7 +94,7 @@ def test_a_file_with_a_second_name_is_not_written_over(folder: BlockFolder) -> N
 
 
 def test_somebody_else_was_faster(folder: BlockFolder) -> None:
-    """What another process has removed since we looked is neither missed nor counted; what it wrote is seen in time."""
+    """What another process has removed since we looked is not missed: its own block has taken that one's place."""
     quota, other = Quota(folder, 20 * FILE_BYTES), Quota(folder, 20 * FILE_BYTES)
     names = [write(folder, quota, age_s=1000 - index) for index in range(20)]
     quota.look()
