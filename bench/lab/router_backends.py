@@ -182,7 +182,7 @@ async def serve_nodes(clock: Clock, num_nodes: int, max_num_seqs: int) -> None:
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 _OTHER = b'{"status":"ok","object":"list","data":[{"id":"m","object":"model"}],"model_path":"m"}'
 _JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(_OTHER), _OTHER)
-_MAX_TOKENS = re.compile(rb'"max_tokens": ?(\d+)')
+_MAX_TOKENS = re.compile(rb'"max_(?:completion_)?tokens": ?(\d+)')  # a router may call it by its newer name
 _EVENT = (
     b'data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1700000000,'
     b'"model":"m","choices":[{"index":0,"delta":{"content":" %04d"},"logprobs":null,"finish_reason":null}]}\n\n'
@@ -223,7 +223,9 @@ class Echo(asyncio.Protocol):
         if lines[0].startswith(b"post /v1/chat/"):
             self._transport.write(_HEAD)
             found = _MAX_TOKENS.search(body)
-            self._num_left = int(found[1]) if found else 1
+            if found is None:  # answers of another length than asked for would be another measurement
+                raise ValueError(f"no max_tokens in {body!r}")
+            self._num_left = int(found[1])
             self._running.add(self)
         else:
             self._transport.write(_JSON)
