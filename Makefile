@@ -22,6 +22,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVE_EXTRAS := router node demo
 TEST_EXTRAS := $(SERVE_EXTRAS) test dev
+CONNECTORS := build/connectors
 
 .PHONY: help
 help:
@@ -31,7 +32,8 @@ help:
 	@echo 'make test-browser the page in a real browser; wants chromium (apt-get install chromium)'
 	@echo 'make test-interop OpenAI for Node, litellm, langchain, llm, schemathesis, guidellm against this suite; wants npm'
 	@echo 'make test-soak    requests left at every point of their way, a hundred times each; forms of blocks'
-	@echo 'make test-faults  every fault of a transfer on every connector, and of the network between two namespaces'
+	@echo 'make test-connectors   conformance and every fault of a transfer, also with nixl and mooncake'
+	@echo 'make test-net     the network between two nodes goes down; wants root and ip'
 	@echo 'make test-fuzz    100,000 inputs of garbage at every port, file and value: long'
 	@echo 'make test-compose images, compose file, scaling; wants a Docker engine'
 	@echo 'make bench        this suite beside transformers on this machine, into bench/results: long; wants a quiet machine'
@@ -82,9 +84,14 @@ test-interop: $(VENV)/test-installed build/interop/installed build/interop-node/
 test-soak: $(VENV)/test-installed
 	$(BIN)/python -m pytest -m full tests/e2e/test_soak.py tests/e2e/test_kv_forms.py $(ARGS)
 
-.PHONY: test-faults
-test-faults: $(VENV)/test-installed
-	$(BIN)/python -m pytest -m 'full or not full' tests/e2e/test_kv_faults.py tests/e2e/test_net.py $(ARGS)
+.PHONY: test-connectors
+test-connectors: $(CONNECTORS)/installed
+	$(CONNECTORS)/bin/python -m pytest -m 'full or not full' tests/unit/kv_connector/test_engines.py \
+	  tests/unit/kv_connector/test_conformance_processes.py tests/e2e/test_engines.py tests/e2e/test_kv_faults.py $(ARGS)
+
+.PHONY: test-net
+test-net: $(CONNECTORS)/installed
+	$(CONNECTORS)/bin/python -m pytest -m full tests/e2e/test_net.py $(ARGS)
 
 .PHONY: test-fuzz
 test-fuzz: $(VENV)/test-installed
@@ -166,6 +173,15 @@ $(VENV)/test-installed: $(INSTALL_INPUTS)
 
 $(VENV)/browser-installed: $(VENV)/test-installed
 	$(call install-locked,browser)
+	@touch $@
+
+# Beside what is installed already; mooncake also wants libibverbs1 of the distribution.
+$(CONNECTORS)/installed: $(VENV)/test-installed
+	@$(BIN)/python -m venv --without-pip $(CONNECTORS)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(CONNECTORS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"
+	@$(BIN)/pip --python $(CONNECTORS)/bin/python install --disable-pip-version-check --no-deps nixl-cu12==1.5.1 \
+	  mooncake-transfer-engine-non-cuda==0.3.13.post1 || echo 'Not installed: their tests will be skipped.'
 	@touch $@
 
 # Clients of others, apart from what the suite itself needs.
