@@ -1,7 +1,6 @@
 """From one node's memory to another's over ZeroMQ: the receiver asks, the sender lends without a copy."""
 
 import asyncio
-import ipaddress
 import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Literal
@@ -9,6 +8,7 @@ from typing import Any, Literal
 import zmq
 
 from kvasir.common.errors import KVTransferError
+from kvasir.common.secrets import is_loopback
 from kvasir.kv_connector import tcp_protocol as protocol
 from kvasir.kv_connector.base import BlockKey, BlockSource, Frame, Ticket
 from kvasir.kv_connector.settings import ConnectorSettings
@@ -24,7 +24,7 @@ class TcpConnector:
     is_store: Literal[False] = False
 
     def __init__(self, settings: ConnectorSettings) -> None:
-        if not settings.secret and not _is_loopback(settings.listen_host):
+        if not settings.secret and not is_loopback(settings.listen_host):
             raise ValueError(f"listening on {settings.listen_host} needs the cluster's secret")
         self._settings = settings
         self._context: zmq.Context[zmq.Socket[Any]] = zmq.Context()
@@ -112,10 +112,3 @@ class TcpConnector:
             if link.why_lost:
                 link.close("lost")
                 del self._links[address]
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

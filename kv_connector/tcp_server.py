@@ -18,6 +18,7 @@ from typing import Any
 
 import zmq
 
+from kvasir.common.secrets import is_loopback
 from kvasir.kv_connector import tcp_protocol as protocol
 from kvasir.kv_connector.base import BlockKey, BlockSource, Frame, TransferId
 from kvasir.kv_connector.tcp_door import Doorkeeper
@@ -29,6 +30,7 @@ _NUM_PEERS_REMEMBERED = 1024
 _MAX_LENT = 2048
 _MAX_UNREAD = 1024  # replies to one receiver; of blocks there are fewer
 _BYTES_A_TURN = 1 << 20  # lent before it is the event loop's turn
+_LOOPBACK_BUFFER_BYTES = 256 << 10  # what both ends copy through stays in the processor's cache
 _POLL_S = 0.005  # how soon it is seen that zmq has let go of a block
 _CLOSE_TIMEOUT_S = 5.0
 
@@ -79,6 +81,8 @@ class TcpServer:
         socket.set(zmq.ROUTER_MANDATORY, 1)
         socket.set(zmq.RCVHWM, protocol.MAX_REQUESTS_PER_PEER)
         socket.set(zmq.SNDHWM, _MAX_UNREAD)
+        if is_loopback(host):
+            socket.set(zmq.SNDBUF, _LOOPBACK_BUFFER_BYTES)
         if not self._is_encrypted:
             self._doorkeeper = Doorkeeper(self._context, protocol.USER, self._keys.password)
         self._socket = LoopSocket(socket, self._take)
