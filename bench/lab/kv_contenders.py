@@ -79,6 +79,11 @@ class Case:
         return [contender for contender in self.contenders if not contender.wants or places.pythons[contender.wants]]
 
 
+def encrypted(name: str, connector: str) -> Contender:
+    settings = {"settings": {"name": connector, "encryption": True}}
+    return Contender(name=name, module="kv_connectors", kind="other", task=settings)
+
+
 def other(name: str, engine: str, **environment: str) -> Contender:
     quiet = {"UCX_LOG_LEVEL": "error", "NIXL_LOG_LEVEL": "ERROR", "GLOG_minloglevel": "2", "MC_LOG_LEVEL": "ERROR"}
     return Contender(
@@ -101,6 +106,7 @@ CASES = {
             0.9,
             (
                 ours("tcp", "tcp"),
+                encrypted("tcp, encrypted", "tcp"),
                 plain("zmq, pushed", "zmq_push"),
                 plain("zmq, pushed, no high-water mark", "zmq_push_unbounded"),
                 plain("zmq, asked for", "zmq_pull"),
