@@ -20,8 +20,8 @@ async def test_the_example_client_tells_the_whole_story_once(monkeypatch: pytest
 
     def listen(url: str, key: str) -> None:
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-        for chunk in resuming_client.chunks(url, body, {"Authorization": f"Bearer {key}"}):
-            told.append(chunk["choices"][0]["delta"].get("content", ""))
+        chunks = resuming_client.chunks(url, body, {"Authorization": f"Bearer {key}"})
+        told.extend(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
 
     async with (
         running_router(saying(TEXT, pause_s=0.006), api_keys=["k"]) as router,
