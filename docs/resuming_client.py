@@ -1,6 +1,6 @@
 """A streamed completion that survives the network: after a cut it comes back, and goes on behind the last event.
 
-    python docs/resuming_client.py http://127.0.0.1:8000 smollm2-135m-instruct 'Tell me a story.'
+python docs/resuming_client.py http://127.0.0.1:8000 smollm2-135m-instruct 'Tell me a story.'
 """
 
 import json
