@@ -55,7 +55,7 @@ async def running_cluster(
         max_attempts=config.max_attempts,
         node_wait_s=config.node_wait_s,
     )
-    pace = Pace()
+    pace = Pace(config.max_token_wait_s)
     settings = SessionSettings(
         pace=pace, heartbeat_timeout_s=config.heartbeat_timeout_s, engine_age_limit_s=config.engine_age_limit_s
     )

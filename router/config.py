@@ -72,6 +72,9 @@ class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
     request_timeout_s: float = Field(default=600.0, gt=0, description="Longest life of one request.")
     max_attempts: int = Field(default=8, gt=0, description="A request that loses this many nodes fails.")
     node_wait_s: float = Field(default=10.0, ge=0, description="How long a request waits for a node to come (back).")
+    max_token_wait_s: float = Field(
+        default=0.2, ge=0, description="While the router cannot keep up, tokens wait so long for those behind them."
+    )
     heartbeat_timeout_s: float = Field(default=1.5, gt=0, description="A node silent for so long is lost.")
     engine_age_limit_s: float = Field(
         default=30.0, gt=0, description="A node whose engine has not finished a step for so long is lost."

@@ -75,14 +75,12 @@ class Dispatcher:
             raise NodeUnavailable("no decode node is here")
         return self._last_limits
 
-    async def generate(self, request: RoutedRequest, stops: Stops | None = None) -> AsyncGenerator[TokenDelta]:
+    def generate(self, request: RoutedRequest, stops: Stops | None = None) -> AsyncGenerator[TokenDelta]:
         """See `types.Backend`.
 
         It lives in a task of its own: what nodes say is acted on at once, however slowly the client reads.
         """
-        async with aclosing(merge([self._live(lambda: self._enter(request), stops or Stops())])) as deltas:
-            async for delta in deltas:
-                yield delta
+        return merge([self._live(lambda: self._enter(request), stops or Stops())])
 
     async def _live(self, enter: Callable[[], Life], stops: Stops) -> AsyncGenerator[TokenDelta]:
         life = enter()

@@ -41,7 +41,7 @@ class SessionSettings:
     heartbeat_timeout_s: float = 1.5
     engine_age_limit_s: float = 30.0
     open_timeout_s: float = 5.0
-    pace: Pace = field(default_factory=Pace)
+    pace: Pace = field(default_factory=lambda: Pace(longest_s=0))
     router_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # a node keeps one session for each router
 
 

@@ -62,7 +62,7 @@ async def fake_cluster(
             grpc_listen="127.0.0.1:0",
             prefill=[node.address for node in prefill],
             decode=[node.address for node in decode],
-            **(config or {}),
+            **{"max_token_wait_s": 0, **(config or {})},  # an event a token, however busy the machine is
         )
         cluster = await stack.enter_async_context(running_cluster(settings, None, metrics))
         fake = FakeCluster(cluster, prefill, decode, metrics)

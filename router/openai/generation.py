@@ -137,8 +137,6 @@ def _read_parts(delta: TokenDelta, text: TextStream, reader: AnswerReader, index
     )
 
 
-async def merge_choices(choices: Sequence[AsyncGenerator[ChoiceDelta, None]]) -> AsyncGenerator[ChoiceDelta, None]:
+def merge_choices(choices: Sequence[AsyncGenerator[ChoiceDelta, None]]) -> AsyncGenerator[ChoiceDelta, None]:
     """The deltas of all choices as they come. If one choice fails, so does the whole answer."""
-    async with aclosing(choices[0] if len(choices) == 1 else merge(choices, _MAX_PENDING)) as deltas:
-        async for delta in deltas:
-            yield delta
+    return choices[0] if len(choices) == 1 else merge(choices, _MAX_PENDING)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import cast
 
 from kvasir.router.tenants.limiter import Limiter
-from kvasir.router.tenants.tenant import current_tenant
+from kvasir.router.tenants.tenant import NO_LIMITS, current_tenant
 from kvasir.router.types import Backend, ClusterLimits, RoutedRequest, Stops, TokenDelta
 
 
@@ -32,4 +32,6 @@ class TenantBackend:
         if self._isolates:
             request = replace(request, cache_salt=tenant.salted(request.cache_salt))
         deltas = cast(AsyncGenerator[TokenDelta, None], self._backend.generate(request, stops))
+        if tenant.limits == NO_LIMITS:
+            return deltas
         return self._limiter.limited(tenant, len(request.prompt_token_ids), deltas)

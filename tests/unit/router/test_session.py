@@ -174,7 +174,7 @@ async def test_roles_have_sessions_of_their_own_kind() -> None:
 
 
 async def test_steps_that_wait_for_each_other_are_one_event_and_lose_nothing() -> None:
-    pace = Pace()
+    pace = Pace(longest_s=1)
     async with FakeNode("decode", Fabric(), token_s=0.001) as node, session_with(node, pace=pace) as session:
         await session.open()
         alone = begin(session)
@@ -191,7 +191,7 @@ async def test_steps_that_wait_for_each_other_are_one_event_and_lose_nothing() -
 
 
 async def test_what_has_come_is_told_before_the_loss() -> None:
-    pace = Pace()
+    pace = Pace(longest_s=1)
     async with FakeNode("decode", Fabric(), token_s=0.001) as node, session_with(node, pace=pace) as session:
         await session.open()
         events = begin(session)
