@@ -1,5 +1,6 @@
 """A KV block as bytes: what the bytes mean is nobody else's business."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,6 @@ def write_block_bytes(kv_cache: Tensor, block: int, payload: memoryview) -> None
     if payload.nbytes != contents.numel():
         raise ValueError(f"a block has {contents.numel()} bytes, the payload {payload.nbytes}")
     if contents.device.type == "cpu":
-        contents.numpy().data[:] = payload.cast("B")
+        contents.numpy()[:] = np.frombuffer(payload, np.uint8)  # which lets other threads go on
     else:
         contents.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))

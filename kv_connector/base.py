@@ -13,7 +13,7 @@ Two kinds:
 All methods run on the node's event loop. They raise `KVTransferError` for what may be tried again or done without.
 """
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NewType, Protocol
 
@@ -64,6 +64,9 @@ class BlockHeader:
 class Frame:
     header: bytes
     payload: memoryview  # of bytes, contiguous
+
+
+Land = Callable[[StoreKey, Frame], None]  # on any thread
 
 
 class BlockMemory(Protocol):
@@ -176,8 +179,15 @@ class StoreConnector(Protocol):
         """Which of the keys are there now."""
         ...
 
-    def fetch(self, keys: Sequence[StoreKey]) -> AsyncGenerator[tuple[StoreKey, Frame | None]]:
-        """As a peer's `fetch`."""
+    def fetch(
+        self, keys: Sequence[StoreKey], *, land: Land | None = None
+    ) -> AsyncGenerator[tuple[StoreKey, Frame | None]]:
+        """As a peer's `fetch`.
+
+        land: a connector that reads on threads may call it there with each frame, before it yields it, and then need
+        not keep the payload: so blocks are checked and copied by the thread in whose cache they are. Never after the
+        generator has been closed. It may be left alone.
+        """
         ...
 
     async def discard(self, keys: Sequence[StoreKey]) -> None:

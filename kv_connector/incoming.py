@@ -160,7 +160,7 @@ class IncomingTransfer:
         try:
             async with (
                 limit,
-                aclosing(self._source.fetch(list(self._in_flight))) as frames,
+                aclosing(self._source.fetch(list(self._in_flight), self._landing.on_threads(blocks))) as frames,
             ):
                 self._limit(limit, deadline_s)
                 turn_s = loop.time()

@@ -1,6 +1,6 @@
 """A block that has come: believed once all of it is as it should be, unpacked, and put in its place."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from kvasir.engine.types import BlockId, KVLayout
@@ -46,8 +46,19 @@ class TransferResult:
     overlapped_s: float  # the part of it before the sender had published its last block
 
 
+@dataclass(frozen=True, slots=True)
+class Landed:
+    is_exact: bool
+    num_bytes: int  # as it travelled
+    sender_epoch: str
+
+
 class Landing:
-    """One transfer's blocks. `form`: the one under which a store was asked for them, and so the only one allowed."""
+    """One transfer's blocks. `form`: the one under which a store was asked for them, and so the only one allowed.
+
+    A store's blocks may be put in their place on the threads that read them; they count when the event loop hears of
+    them, by `land`, as all others do.
+    """
 
     def __init__(self, parts: ReceiverParts, form: str | None, has_one_epoch: bool) -> None:
         self.indices: set[int] = set()
@@ -56,9 +67,39 @@ class Landing:
         self._form = form
         self._has_one_epoch = has_one_epoch
         self._epoch: str | None = None
+        self._early: dict[BlockKey, Landed | BadFrame] = {}
+
+    def on_threads(self, blocks: Iterable[WantedBlock]) -> Callable[[BlockKey, Frame], None]:
+        """For one attempt at these blocks; what an earlier one has put in its place is not known any more."""
+        by_key = {block.key: block for block in blocks}
+        early: dict[BlockKey, Landed | BadFrame] = {}
+        self._early = early
+
+        def land_early(key: BlockKey, frame: Frame) -> None:
+            if key in by_key:
+                try:
+                    early[key] = self._put_in_place(by_key[key], frame)
+                except BadFrame as error:
+                    early[key] = error
+
+        return land_early
 
     def land(self, block: WantedBlock, frame: Frame) -> bool:
         """Whether it is exactly what this node would have computed. Raises BadFrame, and nothing has been written."""
+        outcome = self._early.pop(block.key, None) or self._put_in_place(block, frame)
+        if isinstance(outcome, BadFrame):
+            raise outcome
+        if self._has_one_epoch:
+            self._epoch = outcome.sender_epoch
+        self.indices.add(block.index)
+        self.num_bytes += outcome.num_bytes
+        metrics = self._parts.metrics
+        metrics.blocks_fetched += 1
+        metrics.bytes_fetched += outcome.num_bytes
+        metrics.blocks_inexact += not outcome.is_exact
+        return outcome.is_exact
+
+    def _put_in_place(self, block: WantedBlock, frame: Frame) -> Landed:
         parts = self._parts
         expected = Expected(
             kv_identity=parts.kv_identity,
@@ -70,16 +111,9 @@ class Landing:
         header = verify(frame, expected)
         self._check_form(header)
         payload = decode(header, frame.payload, parts.layout)
-        if self._has_one_epoch:
-            self._epoch = header.sender_epoch
         parts.memory.write(block.block_id, payload)
         exact = is_exact(header.codec, header.layout, parts.layout)
-        self.indices.add(block.index)
-        self.num_bytes += frame.payload.nbytes
-        parts.metrics.blocks_fetched += 1
-        parts.metrics.bytes_fetched += frame.payload.nbytes
-        parts.metrics.blocks_inexact += not exact
-        return exact
+        return Landed(exact, frame.payload.nbytes, header.sender_epoch)
 
     def _check_form(self, header: BlockHeader) -> None:
         """What lies under an exact key is no lossy codec's, and under float32 no bfloat16."""

@@ -6,13 +6,13 @@ that comes over a network; what it refuses or does not answer raises, and the co
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from typing import Literal
+from typing import Any, Literal
 
-from kvasir.kv_connector.base import BlockSource, Frame, StoreKey
+from kvasir.kv_connector.base import BlockSource, Frame, Land, StoreKey
 from kvasir.kv_connector.redis_blocks import ALIGNMENT, exist, read, remove, write
 from kvasir.kv_connector.redis_pool import RedisPool
 from kvasir.kv_connector.settings import ConnectorSettings
-from kvasir.kv_connector.store_reading import Trays, read_ahead
+from kvasir.kv_connector.store_reading import Sizes, StoreReader, Trays
 from kvasir.kv_connector.store_threads import Job, StoreThreads
 from kvasir.kv_connector.stored import max_stored_bytes
 
@@ -31,13 +31,13 @@ class RedisConnector:
         self.pool = RedisPool(settings.redis_url, settings.fetch_timeout_base_s)
         self._moving = StoreThreads(_NUM_MOVING, "kv-redis")
         self._asking = StoreThreads(_NUM_ASKING, "kv-redis-ask")
-        self._trays: Trays | None = None
+        self._reader: StoreReader | None = None
 
     async def open(self, source: BlockSource, max_payload_bytes: int) -> None:
         max_bytes = max_stored_bytes(max_payload_bytes, ALIGNMENT)
         if max_bytes > _MAX_BLOCK_BYTES:
             raise ValueError(f"blocks of {max_payload_bytes} bytes are too large for Redis")
-        self._trays = Trays(max_bytes)
+        self._reader = StoreReader(self._moving, Trays(max_bytes), ALIGNMENT, self._read)
 
     async def close(self) -> None:
         self._moving.stop()
@@ -66,20 +66,17 @@ class RedisConnector:
 
         return await self._asking.start(ask).outcome()
 
-    async def fetch(self, keys: Sequence[StoreKey]) -> AsyncGenerator[tuple[StoreKey, Frame | None]]:
-        trays = self._trays
-        assert trays is not None, "opened"
-
-        def read_some(job: Job[list[int | None]], some: Sequence[StoreKey], tray: memoryview) -> list[int | None]:
-            with self.pool.link(job) as link:
-                return read(link, [self._name(key) for key in some], trays.places(tray), self._ttl_ms)
-
-        def start(some: Sequence[StoreKey], tray: memoryview) -> Job[list[int | None]]:
-            return self._moving.start(read_some, some, tray)
-
-        async with aclosing(read_ahead(keys, trays, start, ALIGNMENT)) as frames:
+    async def fetch(
+        self, keys: Sequence[StoreKey], *, land: Land | None = None
+    ) -> AsyncGenerator[tuple[StoreKey, Frame | None]]:
+        assert self._reader is not None, "opened"
+        async with aclosing(self._reader.fetch(keys, land)) as frames:
             async for item in frames:
                 yield item
+
+    def _read(self, job: Job[Any], keys: Sequence[StoreKey], places: Sequence[memoryview]) -> Sizes:
+        with self.pool.link(job) as link:
+            yield from read(link, [self._name(key) for key in keys], places, self._ttl_ms)
 
     async def discard(self, keys: Sequence[StoreKey]) -> None:
         def forget(job: Job[None]) -> None:

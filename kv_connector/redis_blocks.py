@@ -71,18 +71,24 @@ def _pieces(before: bytes, payload: memoryview) -> Iterator[list[bytes | memoryv
         yield [payload[start : start + PIECE_BYTES]]
 
 
-def read(link: RedisLink, names: Sequence[bytes], places: Sequence[memoryview], ttl_ms: int) -> list[int | None]:
-    """How many bytes of its place each block fills; None: it is not there. One that is read lives its time anew."""
+def read(
+    link: RedisLink, names: Sequence[bytes], places: Sequence[memoryview], ttl_ms: int
+) -> Iterator[tuple[int, int | None]]:
+    """The index of each block, in any order, and how many bytes of its place it fills; None: it is not there.
+
+    A place is not written to any more when the next block is asked for. What is read lives its time anew.
+    """
     ttl = b"%d" % ttl_ms
     link.send(b"".join(command(b"GET", name) + command(b"PEXPIRE", name, ttl) for name in names))
-    values: list[int | Refusal | None] = []
-    for _, place in zip(names, places, strict=False):
-        values.append(link.read_value(place))
-        link.read_number()  # a replica refuses, and all the same has given the value
-    for index, value in enumerate(values):
+    in_pieces = []
+    for index, place in enumerate(places):
+        value, _ = link.read_value(place), link.read_number()  # a replica refuses the second
         if value == _WRONG_TYPE:
-            values[index] = _read_pieces(link, names[index], places[index])
-    return [None if value is None else _granted(value) for value in values]
+            in_pieces.append(index)
+        else:
+            yield index, None if value is None else _granted(value)
+    for index in in_pieces:
+        yield index, _read_pieces(link, names[index], places[index])
 
 
 def _read_pieces(link: RedisLink, name: bytes, place: memoryview) -> int | None:

@@ -10,14 +10,14 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from kvasir.common.errors import KVTransferError
-from kvasir.kv_connector.base import BlockSource, Frame, StoreKey
+from kvasir.kv_connector.base import BlockSource, Frame, Land, StoreKey
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.shared_storage_files import ALIGNMENT, BlockFolder
 from kvasir.kv_connector.shared_storage_quota import Quota
-from kvasir.kv_connector.store_reading import Trays, read_ahead
+from kvasir.kv_connector.store_reading import Sizes, StoreReader, Trays
 from kvasir.kv_connector.store_threads import Job, StoreThreads
 from kvasir.kv_connector.stored import max_stored_bytes
 
@@ -44,7 +44,7 @@ class SharedStorageConnector:
         self._look_interval_s = min(_LOOK_INTERVAL_S, settings.store_ttl_s)
         self._moving = StoreThreads(_NUM_MOVING, "kv-storage")
         self._asking = StoreThreads(_NUM_ASKING, "kv-storage-ask")
-        self._trays: Trays | None = None
+        self._reader: StoreReader | None = None
         self._looks: asyncio.Task[None] | None = None
         self._look_now = asyncio.Event()
 
@@ -52,7 +52,7 @@ class SharedStorageConnector:
         max_bytes = max_stored_bytes(max_payload_bytes, ALIGNMENT)
         if self._max_quota_bytes is not None and max_bytes > self._max_quota_bytes:
             raise ValueError(f"a quota of {self._max_quota_bytes} bytes holds no block of {max_bytes}")
-        self._trays = Trays(max_bytes)
+        self._reader = StoreReader(self._moving, Trays(max_bytes), ALIGNMENT, self._read)
         try:
             await self._asking.start(lambda job: self._folder.prepare()).outcome()
         except OSError as error:
@@ -88,26 +88,21 @@ class SharedStorageConnector:
     async def contains(self, keys: Sequence[StoreKey]) -> list[bool]:
         return await self._ask(lambda: [self._folder.has(key) for key in keys])
 
-    async def fetch(self, keys: Sequence[StoreKey]) -> AsyncGenerator[tuple[StoreKey, Frame | None]]:
-        trays = self._trays
-        assert trays is not None, "opened"
-
-        def read_some(job: Job[list[int | None]], some: Sequence[StoreKey], tray: memoryview) -> list[int | None]:
-            sizes = []
-            for key, place in zip(some, trays.places(tray), strict=False):
-                job.check()
-                sizes.append(self._folder.read(key, place))
-            return sizes
-
-        def start(some: Sequence[StoreKey], tray: memoryview) -> Job[list[int | None]]:
-            return self._moving.start(read_some, some, tray)
-
+    async def fetch(
+        self, keys: Sequence[StoreKey], *, land: Land | None = None
+    ) -> AsyncGenerator[tuple[StoreKey, Frame | None]]:
+        assert self._reader is not None, "opened"
         try:
-            async with aclosing(read_ahead(keys, trays, start, ALIGNMENT)) as frames:
+            async with aclosing(self._reader.fetch(keys, land)) as frames:
                 async for item in frames:
                     yield item
         except OSError as error:
             raise KVTransferError(f"shared storage: {error}") from error
+
+    def _read(self, job: Job[Any], keys: Sequence[StoreKey], places: Sequence[memoryview]) -> Sizes:
+        for index, (key, place) in enumerate(zip(keys, places, strict=True)):
+            job.check()
+            yield index, self._folder.read(key, place)
 
     async def discard(self, keys: Sequence[StoreKey]) -> None:
         def remove() -> None:

@@ -2,18 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
 from kvasir.common.errors import KVTransferError
 from kvasir.engine.types import KVLayout
-from kvasir.kv_connector.base import BlockKey, Frame, PeerConnector, StoreConnector, Ticket
+from kvasir.kv_connector.base import BlockKey, Frame, PeerConnector, StoreConnector, StoreKey, Ticket
 from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.store_guard import StoreGuard
 
 log = logging.getLogger(__name__)
+
+
+LandBlock = Callable[[BlockKey, Frame], None]
 
 
 class Source(Protocol):
@@ -24,7 +27,10 @@ class Source(Protocol):
     has_one_epoch: bool  # all blocks of a transfer come from one process
     form: str | None  # of a store's blocks; None: a peer's headers say it
 
-    def fetch(self, keys: Sequence[BlockKey]) -> AsyncGenerator[tuple[BlockKey, Frame | None]]: ...
+    def fetch(self, keys: Sequence[BlockKey], land: LandBlock) -> AsyncGenerator[tuple[BlockKey, Frame | None]]:
+        """land: for connectors that read on threads."""
+        ...
+
     async def keep_alive(self) -> None: ...
     async def finish(self, unusable: Sequence[BlockKey]) -> None:
         """Nothing more is wanted; these keys gave unusable blocks twice."""
@@ -61,7 +67,7 @@ class FromPeer:
         self._connector = connector
         self._ticket = ticket
 
-    async def fetch(self, keys: Sequence[BlockKey]) -> AsyncGenerator[tuple[BlockKey, Frame | None]]:
+    async def fetch(self, keys: Sequence[BlockKey], land: LandBlock) -> AsyncGenerator[tuple[BlockKey, Frame | None]]:
         if self._ticket.connector != self._connector.name:
             raise KVTransferError(f"the ticket is for {self._ticket.connector}, this node has {self._connector.name}")
         async with aclosing(self._connector.fetch(self._ticket, keys)) as frames:
@@ -94,10 +100,14 @@ class FromStore:
         self._guard = guard
         self._layout = layout
 
-    async def fetch(self, keys: Sequence[BlockKey]) -> AsyncGenerator[tuple[BlockKey, Frame | None]]:
+    async def fetch(self, keys: Sequence[BlockKey], land: LandBlock) -> AsyncGenerator[tuple[BlockKey, Frame | None]]:
         names = {store_key(key, self._layout, self.form): key for key in keys}
+
+        def land_stored(name: StoreKey, frame: Frame) -> None:
+            land(names[name], frame)
+
         with self._guard.attempt():
-            async with aclosing(self._store.fetch(list(names))) as frames:
+            async with aclosing(self._store.fetch(list(names), land=land_stored)) as frames:
                 async for name, frame in frames:
                     yield names[name], frame
 

@@ -7,8 +7,8 @@ that hangs would keep it.
 import asyncio
 import queue
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -53,6 +53,13 @@ class Job(Generic[T]):
         """The thread's side: go on only if somebody still wants it."""
         if self._is_off:
             raise CalledOff
+
+    @contextmanager
+    def wanted(self) -> Iterator[None]:
+        """The thread's side: what is done herein is not done once it has been called off."""
+        with self._lock:
+            self.check()
+            yield
 
     def can_be_cut(self, cut: Callable[[], None] | None) -> None:
         """From here on `cut` makes a call that blocks return. It is called under a lock, at most once a call-off."""

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kvasir.kv_connector.base import Frame
+from kvasir.kv_connector.base import Frame, Land
 from kvasir.kv_connector.redis import RedisConnector
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.shared_storage import SharedStorageConnector
@@ -51,7 +51,7 @@ class Script:
 class _Scripted(Faulty):
     _found = ""
 
-    def fetch(self, *what: Any) -> AsyncGenerator[tuple[Any, Frame | None]]:
+    def fetch(self, *what: Any, land: Land | None = None) -> AsyncGenerator[tuple[Any, Frame | None]]:
         found = os.environ.get(VARIABLE, "[]")
         if found.startswith("@"):
             path = Path(found[1:])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from kvasir.common.errors import KVTransferError
-from kvasir.kv_connector.base import Frame, KVConnector
+from kvasir.kv_connector.base import Frame, KVConnector, Land
 from kvasir.kv_connector.header import pack, unpack
 
 K = TypeVar("K")
@@ -137,6 +137,6 @@ class Faulty:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def fetch(self, *what: Any) -> AsyncGenerator[tuple[Any, Frame | None]]:
-        """`what` ends with the keys, be it a peer's or a store's."""
+    def fetch(self, *what: Any, land: Land | None = None) -> AsyncGenerator[tuple[Any, Frame | None]]:
+        """`what` ends with the keys, be it a peer's or a store's. Nothing lands before it has been here."""
         return self.faults.spoil(what[-1], self._inner.fetch(*what))

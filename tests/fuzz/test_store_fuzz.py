@@ -187,7 +187,7 @@ GOOD_ANSWERS = (
 PLACES = [memoryview(bytearray(400)) for _ in range(3)]
 NAMES = [b"kvasir:a", b"kvasir:b", b"kvasir:c"]
 USES: tuple[Callable[[RedisLink], object], ...] = (
-    lambda link: read(link, NAMES, PLACES, 1000),
+    lambda link: list(read(link, NAMES, PLACES, 1000)),
     lambda link: exist(link, NAMES),
     lambda link: remove(link, NAMES),
 )

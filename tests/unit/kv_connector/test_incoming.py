@@ -14,6 +14,7 @@ from kvasir.kv_connector.header import checksum_of, pack
 from kvasir.kv_connector.incoming import IncomingTransfer, ReceiverParts, WantedBlock
 from kvasir.kv_connector.metrics import MissReason, TransferMetrics
 from kvasir.kv_connector.settings import ConnectorSettings
+from kvasir.kv_connector.sources import LandBlock
 from kvasir.kv_connector.testing import IDENTITY, SMALL, ArrayMemory, random_keys, until
 
 KEYS = random_keys(4)
@@ -34,7 +35,7 @@ class Source:
         self.num_finished = 0
         self.error: Exception | None = None
 
-    async def fetch(self, keys: Sequence[BlockKey]) -> AsyncGenerator[tuple[BlockKey, Frame | None]]:
+    async def fetch(self, keys: Sequence[BlockKey], land: LandBlock) -> AsyncGenerator[tuple[BlockKey, Frame | None]]:
         self.asked.append(list(keys))
         for key in keys:
             await self.may_deliver.wait()

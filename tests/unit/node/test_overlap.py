@@ -37,11 +37,11 @@ class Gate:
         self._fetch = node.node.parts.connector.fetch
         monkeypatch.setattr(node.node.parts.connector, "fetch", self.fetch)
 
-    async def fetch(self, *arguments: Any) -> AsyncGenerator[Any]:
+    async def fetch(self, *arguments: Any, **options: Any) -> AsyncGenerator[Any]:
         keys: Sequence[Any] = arguments[-1]
         self.asked.append(len(keys))
         await self.may_pass.wait()
-        async for item in self._fetch(*arguments):
+        async for item in self._fetch(*arguments, **options):
             yield item
 
 
