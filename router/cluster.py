@@ -46,6 +46,7 @@ async def running_cluster(
         max_num_queued_reqs=config.max_num_queued_reqs,
         max_num_queued_tokens=config.max_num_queued_tokens,
         node_wait_s=config.node_wait_s,
+        num_sharing=config.workers,
     )
     dispatcher = Dispatcher(
         pool,

@@ -67,8 +67,12 @@ class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
     )
 
     policy: Literal["round_robin", "least_loaded"] = "least_loaded"
-    max_num_queued_reqs: int = Field(default=512, gt=0, description="More waiting requests are refused with 503.")
-    max_num_queued_tokens: int = Field(default=1 << 20, gt=0, description="More waiting prompt tokens are refused.")
+    max_num_queued_reqs: int | None = Field(
+        default=None, gt=0, description="More waiting requests are refused with 503; default: 8 for each seat there is."
+    )
+    max_num_queued_tokens: int | None = Field(
+        default=None, gt=0, description="More waiting prompt tokens are refused; default: 8 times what the caches hold."
+    )
     request_timeout_s: float = Field(default=600.0, gt=0, description="Longest life of one request.")
     max_attempts: int = Field(default=8, gt=0, description="A request that loses this many nodes fails.")
     node_wait_s: float = Field(default=10.0, ge=0, description="How long a request waits for a node to come (back).")

@@ -17,6 +17,8 @@ from kvasir.router.policy import Need, Policy, can_ever_decode, choose
 from kvasir.router.pool import NodePool, Reservation
 
 _TICK_S = 0.1
+_ROUNDS = 8  # by default, so many times what the decode nodes hold at once may wait
+_WITHOUT_NODES = (512, 1 << 20)  # requests and tokens that may wait for nodes to come
 _MIN_RETRY_AFTER_S = 1.0
 _MAX_RETRY_AFTER_S = 30.0
 
@@ -58,16 +60,19 @@ class AdmissionQueue:
         pool: NodePool,
         policy: Policy,
         *,
-        max_num_queued_reqs: int,
-        max_num_queued_tokens: int,
+        max_num_queued_reqs: int | None,
+        max_num_queued_tokens: int | None,
         node_wait_s: float,
+        num_sharing: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """None: sized to the decode nodes that are here, of which each of `num_sharing` routers takes its part."""
         self._pool = pool
         self._policy = policy
         self._max_num_reqs = max_num_queued_reqs
         self._max_num_tokens = max_num_queued_tokens
         self._node_wait_s = node_wait_s
+        self._num_sharing = num_sharing
         self._clock = clock
         self._line: list[Entry] = []
         self._num_turns = 0
@@ -87,13 +92,22 @@ class AdmissionQueue:
 
     def take_turn(self, priority: int, num_tokens: int) -> Turn:
         """A new request's place. Overloaded if the line is full; one that finds nobody waiting is never refused."""
-        num_tokens_then = self._num_tokens + num_tokens
-        if self._line and (len(self._line) >= self._max_num_reqs or num_tokens_then > self._max_num_tokens):
+        if self._line and not self._has_room(num_tokens):
             retry_after_s = min(max(self._waited_s, _MIN_RETRY_AFTER_S), _MAX_RETRY_AFTER_S)
             waiting = f"{len(self._line)} requests with {self._num_tokens} prompt tokens are waiting"
             raise Overloaded(f"{waiting}; try again later", retry_after_s)
         self._num_turns += 1
         return Turn(priority, self._num_turns)
+
+    def _has_room(self, num_tokens: int) -> bool:
+        nodes = self._pool.views(Role.DECODE)
+        num_reqs, most_tokens = _WITHOUT_NODES
+        if nodes:
+            num_reqs = _ROUNDS * sum(node.max_num_seqs for node in nodes) // self._num_sharing
+            most_tokens = _ROUNDS * sum(node.num_total_blocks * node.block_size for node in nodes) // self._num_sharing
+        num_reqs = self._max_num_reqs or num_reqs
+        most_tokens = self._max_num_tokens or most_tokens
+        return len(self._line) < num_reqs and self._num_tokens + num_tokens <= most_tokens
 
     def join(self, entry: Entry) -> None:
         insort(self._line, entry, key=lambda one: one.turn)

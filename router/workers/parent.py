@@ -78,8 +78,8 @@ async def serve_workers(config: RouterConfig) -> int:
 def share_of(config: RouterConfig) -> RouterConfig:
     """One worker's. Limits of the whole router are divided, rounded up; nodes are announced by the parent."""
 
-    def part(number: int) -> int:
-        return -(-number // config.workers)
+    def part(number: int | None) -> int | None:
+        return None if number is None else -(-number // config.workers)
 
     divided = ("max_num_queued_reqs", "max_num_queued_tokens", "max_resumable_streams", "grammar_workers")
     return config.model_copy(

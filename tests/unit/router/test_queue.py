@@ -13,15 +13,17 @@ from tests.unit.router.test_pool import NO_SESSION, info, load
 class Line:
     """A queue over one decode node with two seats; `events` says who was placed, or failed, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_sized: bool = False, num_sharing: int = 1) -> None:
+        """`is_sized`: to the nodes that are here."""
         self.now_s = 0.0
         self.pool = NodePool()
         self.queue = AdmissionQueue(
             self.pool,
             least_loaded,
-            max_num_queued_reqs=3,
-            max_num_queued_tokens=1000,
+            max_num_queued_reqs=None if is_sized else 3,
+            max_num_queued_tokens=None if is_sized else 1000,
             node_wait_s=10,
+            num_sharing=num_sharing,
             clock=lambda: self.now_s,
         )
         self.events: list[str] = []
@@ -95,6 +97,32 @@ def test_a_full_line_refuses_by_requests_and_by_tokens() -> None:
     with pytest.raises(Overloaded, match="1 requests with 5000"):
         line.join("next", 1)
     assert line.events == []
+
+
+def test_by_default_the_line_is_as_long_as_the_nodes_are_large() -> None:
+    line = Line(is_sized=True)
+    for number in range(100):
+        line.join(f"early-{number}")  # no node is here yet: they wait for one
+    line.add_decode()
+    assert len(line.events) == 2
+    with pytest.raises(Overloaded):
+        line.join("late")
+
+    line = Line(is_sized=True, num_sharing=2)
+    line.add_decode(num_blocks=100)
+    for number in range(2 + 8):  # two run; 8 for each seat may wait, of which half is ours
+        line.join(f"{number}")
+    with pytest.raises(Overloaded, match="8 requests"):
+        line.join("one more")
+
+    line = Line(is_sized=True)
+    line.add_decode(num_blocks=10)
+    line.join("runs", 100)
+    num_tokens = 8 * 10 * line.pool.nodes(Role.DECODE)[0].info.block_size
+    for number in range(num_tokens // 110):
+        line.join(f"waits-{number}", 110)
+    with pytest.raises(Overloaded, match="prompt tokens"):
+        line.join("one more", 110)
 
 
 def test_who_leaves_is_never_placed() -> None:
