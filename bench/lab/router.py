@@ -59,7 +59,7 @@ class Result:
     tokens_per_event: float
     delay_p50_ms: float
     delay_p99_ms: float
-    machine_busy: float  # share of all CPUs' time in which something else ran
+    machine_busy: float  # share of the time of all CPUs in which anything ran, this included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ def main(argv: list[str]) -> int:
     sections |= {f"Paced, {rate} tokens/s in all": found for rate, found in paced.items()}
     text = as_markdown(about, sections)
     if not options.only:
-        everything = {"machine": about} | {name: [asdict(one) for one in found] for name, found in sections.items()}
+        everything = {"machine": about} | {name: [as_json(one) for one in found] for name, found in sections.items()}
         options.output.mkdir(parents=True, exist_ok=True)
         (options.output / "router.json").write_text(json.dumps(everything, indent=2) + "\n")
         (options.output / "router.md").write_text(text)
@@ -251,6 +251,11 @@ def about_machine() -> dict[str, Any]:
     }
 
 
+def as_json(result: Result) -> dict[str, Any]:
+    """JSON has no NaN."""
+    return {name: None if value != value else value for name, value in asdict(result).items()}
+
+
 def as_markdown(about: dict[str, Any], sections: dict[str, list[Result]]) -> str:
     lines = ["# The router alone", "", ", ".join(f"{name} {value}" for name, value in about.items()), ""]
     lines += [*(__doc__ or "").strip().split("\n\n", 1)[1].split("\n"), ""]
@@ -267,6 +272,8 @@ def as_markdown(about: dict[str, Any], sections: dict[str, list[Result]]) -> str
 
 
 def _cell(values: Sequence[float]) -> str:
+    if any(value != value for value in values):
+        return "-"
     digits = 0 if max(values) > 1000 else 2
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
