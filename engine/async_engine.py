@@ -54,7 +54,7 @@ class AsyncEngine:
         self._alive_at_s = clock()
         self._stats = engine.stats()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        engine.on_admitted = self._deliver
+        engine.on_admitted = self._tell_admitted
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -105,7 +105,7 @@ class AsyncEngine:
         return await waiter
 
     def stats(self) -> EngineStats:
-        """As of the end of the last step. Any thread may ask."""
+        """As of the end of the last step, or the admissions of the present one. Any thread may ask."""
         return self._stats
 
     @property
@@ -182,6 +182,11 @@ class AsyncEngine:
             engine.submit(request)
         except InvalidRequest as error:
             self._deliver(StepResult(engine.stats().step, failed=(Failed(request.request_id, error),)))
+
+    def _tell_admitted(self, result: StepResult) -> None:
+        """Whoever hears of it finds the seats and blocks taken."""
+        self._stats = self._engine.stats()
+        self._deliver(result)
 
     def _deliver(self, result: StepResult) -> None:
         self._on_loop(self._on_result, result)

@@ -1,8 +1,12 @@
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from kvasir.cli.model import prepare_builtin_model
+
+# `make test-browser` installs what these import.
+collect_ignore = [] if find_spec("playwright") else ["browser"]
 
 
 @pytest.fixture(scope="session")

@@ -352,13 +352,18 @@ async def test_the_batch_runs_on_while_a_grammar_compiles(vocabulary: Vocabulary
 
 @pytest.mark.parametrize("num_forks", [0, 2])
 async def test_a_grammar_that_does_not_compile_fails_its_request_alone(vocabulary: Vocabulary, num_forks: int) -> None:
-    bench = Bench(vocabulary, vocabulary.grammars())
+    grammars = SlowGrammars(vocabulary)
+    bench = Bench(vocabulary, grammars)
     await bench.engine.start()
     request = vocabulary.request("bad", regex("(["))
     request.awaits.add("blocks")  # a transfer may be writing into its blocks: they stay until it has ended
     for index in range(num_forks):
         request.forks.append(vocabulary.request(f"bad-{index}", regex("([")))
     bench.engine.submit(request)
+    async with asyncio.timeout(DEADLINE_S):
+        while not await bench.engine.call(lambda engine: len(engine.scheduler.loading)):
+            await asyncio.sleep(0.001)
+    grammars.gate.set()
     bench.engine.submit(vocabulary.request("good", PERSON))
     names = ["bad", *(f"bad-{index}" for index in range(num_forks))]
     await bench.ended("good", *names)
