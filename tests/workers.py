@@ -95,6 +95,8 @@ async def running_workers(folder: Path, *options: str, is_static: bool = False) 
             *(sys.executable, "-m", "kvasir.router", "--model", str(folder), "--served-model-name", "m"),
             *("--port", "0", "--workers", "2", "--grpc-listen", registry, *nodes, *options),
             *("--api-key-file", str(folder / "keys.yaml")),
+            # Silence means less here than on machines of their own.
+            *("--heartbeat-timeout-s", "10"),
             env={k: v for k, v in os.environ.items() if not k.startswith("KVASIR_")}
             | {"PYTHONPATH": str(REPO / "src")},
             stderr=asyncio.subprocess.PIPE,
