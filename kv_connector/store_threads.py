@@ -9,7 +9,8 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from functools import partial
+from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -87,9 +88,9 @@ class StoreThreads:
             try:
                 job.check()
                 result = function(job, *args, **kwargs)
-                outcome = lambda: job.done.set_result(result)  # noqa: E731
+                outcome = partial(job.done.set_result, result)
             except BaseException as error:
-                outcome = _raising(job.done, error)
+                outcome = partial(job.done.set_exception, error)
             with suppress(RuntimeError):  # the loop has been closed, and nobody waits any more
                 loop.call_soon_threadsafe(outcome)
 
@@ -114,7 +115,3 @@ class StoreThreads:
         while (call := self._calls.get()) is not None:
             call()
             del call  # and what it holds, while there is nothing to do
-
-
-def _raising(future: "asyncio.Future[Any]", error: BaseException) -> Callable[[], None]:
-    return lambda: future.set_exception(error)

@@ -1,7 +1,6 @@
 """Connections: the parent accepts them, and hands each to a worker as it is.
 
-So the workers get equal shares, none is lost with a worker that was not to answer it, and while no worker is there
-clients wait.
+So the workers get equal shares, and while no worker is there clients wait. What a worker was handed is lost with it.
 """
 
 import asyncio
