@@ -21,7 +21,9 @@ from kvasir.common.tokens import unpack_tokens
 from kvasir.decode_node.wanted import wanted_blocks
 from kvasir.decode_node.write_back import WriteBack
 from kvasir.engine import wire
-from kvasir.engine.types import Admitted, ComputedBlocks, FinishReason, num_blocks_for
+from kvasir.engine.blocks import num_blocks_for
+from kvasir.engine.request import FinishReason
+from kvasir.engine.step import Admitted, ComputedBlocks
 from kvasir.kv_connector.base import BlockKey, Ticket
 from kvasir.kv_connector.incoming import IncomingTransfer, TransferResult, WantedBlock
 from kvasir.kv_connector.sender import OutgoingBlock

@@ -1,7 +1,7 @@
 """Under which names a ticket's blocks are asked for."""
 
 from kvasir.common.hashing import block_hashes, root_hash, transfer_key
-from kvasir.engine.types import Admitted
+from kvasir.engine.step import Admitted
 from kvasir.kv_connector.base import BlockKey, Ticket
 from kvasir.kv_connector.incoming import WantedBlock
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from kvasir.common.errors import KVTransferError
-from kvasir.engine.types import BlockId
+from kvasir.engine.blocks import BlockId
 from kvasir.kv_connector.sender import KVSender, OutgoingBlock
 
 log = logging.getLogger(__name__)

@@ -16,10 +16,12 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from kvasir.common.errors import EngineDead, InvalidRequest
+from kvasir.engine.blocks import BlockId
 from kvasir.engine.engine import Engine
 from kvasir.engine.grammar import Compiled
+from kvasir.engine.request import Request, RequestId
 from kvasir.engine.stats import EngineStats
-from kvasir.engine.types import BlockId, Failed, Request, RequestId, StepResult
+from kvasir.engine.step import Failed, StepResult
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

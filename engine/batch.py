@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir.engine.types import Chunk, StepPlan
+from kvasir.engine.step import Chunk, StepPlan
 
 # Shapes: T tokens in this step  S sequences  P sequences with more than one token  M blocks of the longest  D head dim
 

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from kvasir.engine.types import BlockId
+from kvasir.engine.blocks import BlockId
 
 
 class BlockPool:

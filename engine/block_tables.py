@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kvasir.common.hashing import block_hashes, root_hash
 from kvasir.engine.block_pool import BlockPool
+from kvasir.engine.blocks import BlockId, num_blocks_for
+from kvasir.engine.limits import Limits
 from kvasir.engine.prefix_cache import PrefixCache
-from kvasir.engine.types import BlockId, ComputedBlocks, Limits, Request, num_blocks_for
+from kvasir.engine.request import Request
+from kvasir.engine.step import ComputedBlocks
 
 
 class BlockTables:

@@ -4,16 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvasir.common.errors import NumericalError
+from kvasir.engine.request import FinishReason, Request, RequestId
 from kvasir.engine.scheduler import Scheduler
-from kvasir.engine.types import (
+from kvasir.engine.step import (
     Admitted,
     Chunk,
     ComputedBlocks,
     Failed,
-    FinishReason,
     PromptLogprobs,
-    Request,
-    RequestId,
     Sampled,
     SequenceOutput,
     StepPlan,

@@ -4,11 +4,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from kvasir.engine.blocks import BlockId
 from kvasir.engine.commit import Ledger
 from kvasir.engine.grammar import Grammars
+from kvasir.engine.request import Matcher, Phase, Request, RequestId
 from kvasir.engine.scheduler import Scheduler
 from kvasir.engine.stats import EngineStats, StepMetrics, StepTimes
-from kvasir.engine.types import BlockId, Matcher, Phase, Request, RequestId, Sampled, StepPlan, StepResult
+from kvasir.engine.step import Sampled, StepPlan, StepResult
 
 
 class ModelRunner(Protocol):

@@ -6,17 +6,18 @@ from pathlib import Path
 
 import torch
 
+from kvasir.engine.blocks import KVLayout
 from kvasir.engine.engine import Engine
 from kvasir.engine.grammar import Grammars
 from kvasir.engine.identity import kv_identity
 from kvasir.engine.kv_cache import KVCache, default_budget_bytes, kv_layout, num_blocks_that_fit
+from kvasir.engine.limits import Limits
 from kvasir.engine.model_runner import ModelRunner
 from kvasir.engine.models import read_model_config
 from kvasir.engine.models.config import ModelConfig, UnsupportedModel, eos_token_ids
 from kvasir.engine.models.loader import choose_dtype, load_model
 from kvasir.engine.scheduler import Scheduler
 from kvasir.engine.settings import EngineSettings
-from kvasir.engine.types import KVLayout, Limits
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from kvasir.common.errors import InvalidRequest
-from kvasir.engine.types import Request, RequestId, Sampled
+from kvasir.engine.request import Request, RequestId
+from kvasir.engine.step import Sampled
 
 log = logging.getLogger(__name__)
 

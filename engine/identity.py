@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kvasir.engine.blocks import KVLayout
 from kvasir.engine.models.config import ModelConfig
 from kvasir.engine.models.loader import shard_paths
-from kvasir.engine.types import KVLayout
 
 log = logging.getLogger(__name__)
 

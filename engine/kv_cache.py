@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
+from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.engine.models.config import ModelConfig
-from kvasir.engine.types import BlockId, KVLayout
 from kvasir.kernels.block_bytes import block_bytes, pool_bytes, write_block_bytes
 
 # Shapes: N blocks  L layers  K KV heads  B tokens a block  D head dim

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from kvasir.engine.types import Request, SamplingParams
+from kvasir.engine.request import Request
+from kvasir.engine.sampling_params import SamplingParams
 
 # Shapes: V vocabulary
 

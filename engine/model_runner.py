@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from kvasir.engine.batch import BatchInputs, build_batch, decodes_first
+from kvasir.engine.blocks import BlockId
 from kvasir.engine.grammar_step import GrammarMasks, Masks
 from kvasir.engine.kv_cache import KVCache
 from kvasir.engine.models.llama import LlamaForCausalLM
 from kvasir.engine.models.rope import rope_table
+from kvasir.engine.request import Request, RequestId
 from kvasir.engine.sampler import sample, score
-from kvasir.engine.types import BlockId, Chunk, PositionLogprobs, Request, RequestId, Sampled, StepPlan
+from kvasir.engine.step import Chunk, PositionLogprobs, Sampled, StepPlan
 
 # Shapes: T tokens in this step  C hidden size
 

@@ -7,7 +7,7 @@ change, since a token's random number depends on its position alone.
 from collections.abc import Sequence
 
 from kvasir.engine.block_tables import BlockTables
-from kvasir.engine.types import Phase, Request
+from kvasir.engine.request import Phase, Request
 
 
 def choose_victim(running: Sequence[Request]) -> Request:

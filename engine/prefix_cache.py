@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvasir.common.hashing import BlockHash
-from kvasir.engine.types import BlockId
+from kvasir.engine.blocks import BlockId
 
 
 class PrefixCache:

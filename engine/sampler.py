@@ -16,7 +16,8 @@ from torch import Tensor
 from kvasir.common.errors import InvalidRequest
 from kvasir.engine.grammar_step import Masks, advanced
 from kvasir.engine.logits import process_logits, processes_logits
-from kvasir.engine.types import PositionLogprobs, Request, Sampled
+from kvasir.engine.request import Request
+from kvasir.engine.step import PositionLogprobs, Sampled
 
 # Shapes: R rows, one a request  V vocabulary
 

@@ -5,19 +5,11 @@ from collections.abc import Callable, Sequence
 
 from kvasir.common.errors import InvalidRequest
 from kvasir.engine.block_tables import BlockTables
+from kvasir.engine.blocks import BlockId, num_blocks_for
+from kvasir.engine.limits import Limits
 from kvasir.engine.preemption import choose_victim, preempt
-from kvasir.engine.types import (
-    Admitted,
-    BlockId,
-    Chunk,
-    Limits,
-    Matcher,
-    Phase,
-    Request,
-    RequestId,
-    StepPlan,
-    num_blocks_for,
-)
+from kvasir.engine.request import Matcher, Phase, Request, RequestId
+from kvasir.engine.step import Admitted, Chunk, StepPlan
 
 
 class Draft:

@@ -16,19 +16,12 @@ from kvasir.common.grammar import Grammar
 from kvasir.common.hashing import BlockHash
 from kvasir.common.seeds import sequence_seed
 from kvasir.common.tokens import pack_tokens, unpack_tokens
+from kvasir.engine.blocks import KVLayout
+from kvasir.engine.limits import Limits
+from kvasir.engine.request import FinishReason, Request, RequestId
+from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.stats import EngineStats
-from kvasir.engine.types import (
-    Admitted,
-    FinishReason,
-    KVLayout,
-    Limits,
-    PositionLogprobs,
-    PromptLogprobs,
-    Request,
-    RequestId,
-    SamplingParams,
-    SequenceOutput,
-)
+from kvasir.engine.step import Admitted, PositionLogprobs, PromptLogprobs, SequenceOutput
 from kvasir.proto import common_pb2
 
 MAX_SEQUENCES = 128  # of one request

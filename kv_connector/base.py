@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NewType, Protocol
 
-from kvasir.engine.types import BlockId, KVLayout
+from kvasir.engine.blocks import BlockId, KVLayout
 
 TransferId = NewType("TransferId", str)
 BlockKey = NewType("BlockKey", bytes)  # 32 bytes: a content hash, or `transfer_key(transfer_id, index)`

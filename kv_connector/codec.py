@@ -17,7 +17,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from kvasir.engine.types import KVLayout
+from kvasir.engine.blocks import KVLayout
 from kvasir.kv_connector import codec_packing
 from kvasir.kv_connector.base import CODEC_NONE, BlockHeader
 from kvasir.kv_connector.codec_packing import BadPayload, Bytes

@@ -16,7 +16,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from kvasir.engine.types import KVLayout
+from kvasir.engine.blocks import KVLayout
 from kvasir.kernels.kv_codec import convert, dequantize, merge_planes, quantize, split_planes
 
 Bytes = NDArray[np.uint8]

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from kvasir.engine.types import BlockId
+from kvasir.engine.blocks import BlockId
 from kvasir.kv_connector.base import CODEC_NONE, BlockHeader, BlockKey, BlockMemory, Frame
 from kvasir.kv_connector.codec import encode, stored_as
 from kvasir.kv_connector.costs import CODEC_LOSSLESS, CodecSpeed, RateMeter, choose_codec

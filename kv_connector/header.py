@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from kvasir.engine.types import KVLayout
+from kvasir.engine.blocks import KVLayout
 from kvasir.kv_connector.base import CODEC_NONE, BlockHeader, BlockKey, Frame, StoreKey
 from kvasir.kv_connector.base import MAX_HEADER_BYTES as MAX_HEADER_BYTES
 from kvasir.kv_connector.codec import CODECS, STORED_FORMS, is_convertible, payload_sizes, stored_as

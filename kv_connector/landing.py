@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from kvasir.engine.types import BlockId, KVLayout
+from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.kv_connector.base import BlockHeader, BlockKey, BlockMemory, Frame
 from kvasir.kv_connector.codec import decode, is_exact, stored_as
 from kvasir.kv_connector.costs import Rates

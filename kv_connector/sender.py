@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from kvasir.engine.types import BlockId
+from kvasir.engine.blocks import BlockId
 from kvasir.kv_connector.base import BlockKey, BlockMemory, Frame, KVConnector, Ticket, TransferId
 from kvasir.kv_connector.codec import max_payload_bytes
 from kvasir.kv_connector.costs import RateMeter

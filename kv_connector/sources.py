@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from kvasir.common.errors import KVTransferError
-from kvasir.engine.types import KVLayout
+from kvasir.engine.blocks import KVLayout
 from kvasir.kv_connector.base import BlockKey, Frame, PeerConnector, StoreConnector, StoreKey, Ticket
 from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.metrics import MissReason

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvasir.common.errors import KVTransferError
-from kvasir.engine.types import BlockId, KVLayout
+from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.kv_connector.base import CODEC_NONE, BlockKey, Frame, StoreConnector, StoreKey
 from kvasir.kv_connector.encoder import Encoder
 from kvasir.kv_connector.header import store_key

@@ -2,7 +2,7 @@
 
 from google.protobuf.message import DecodeError
 
-from kvasir.engine.types import KVLayout
+from kvasir.engine.blocks import KVLayout
 from kvasir.kv_connector.base import BlockHeader, BlockKey, Endpoint, Ticket, TransferId
 from kvasir.proto import common_pb2, kv_pb2
 

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from kvasir.common.errors import DeadlineExceeded, EngineDead, InvalidRequest
 from kvasir.engine import wire
 from kvasir.engine.async_engine import AsyncEngine
-from kvasir.engine.types import FinishReason, Request, RequestId
+from kvasir.engine.request import FinishReason, Request, RequestId
 from kvasir.node.metrics import NodeMetrics, Progress
 from kvasir.node.session import Session
 from kvasir.proto import common_pb2

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kvasir.common.metrics import ITL_BUCKETS_S, LATENCY_BUCKETS_S, TOKEN_BUCKETS, TTFT_BUCKETS_S, Metrics
 from kvasir.engine.stats import StepMetrics
-from kvasir.engine.types import Admitted, SequenceOutput
+from kvasir.engine.step import Admitted, SequenceOutput
 
 _BATCH_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 

@@ -15,7 +15,9 @@ from kvasir.common.errors import Draining, EngineDead, ServingError
 from kvasir.common.metrics import Sample
 from kvasir.engine import wire
 from kvasir.engine.async_engine import AsyncEngine
-from kvasir.engine.types import Admitted, BlockId, ComputedBlocks, FinishReason, RequestId, SequenceOutput, StepResult
+from kvasir.engine.blocks import BlockId
+from kvasir.engine.request import FinishReason, RequestId
+from kvasir.engine.step import Admitted, ComputedBlocks, SequenceOutput, StepResult
 from kvasir.kv_connector.metrics import TransferMetrics
 from kvasir.node.gauges import engine_samples, process_samples
 from kvasir.node.in_flight import E, InFlightRequests

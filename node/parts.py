@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvasir.engine.blocks import BlockId
 from kvasir.engine.engine import Engine
-from kvasir.engine.types import BlockId
 from kvasir.kv_connector.base import BlockMemory, KVConnector
 from kvasir.kv_connector.metrics import TransferMetrics
 from kvasir.kv_connector.receiver import KVReceiver

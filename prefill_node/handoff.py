@@ -12,7 +12,8 @@ from typing import Any
 
 from kvasir.common.errors import KVTransferError
 from kvasir.common.hashing import transfer_key
-from kvasir.engine.types import BlockId, ComputedBlocks
+from kvasir.engine.blocks import BlockId
+from kvasir.engine.step import ComputedBlocks
 from kvasir.kv_connector.base import BlockKey, Ticket
 from kvasir.kv_connector.sender import KVSender, OutgoingBlock
 

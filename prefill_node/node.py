@@ -18,7 +18,9 @@ from kvasir.common.errors import InvalidRequest, Overloaded
 from kvasir.common.hashing import block_hashes, root_hash
 from kvasir.common.metrics import Sample
 from kvasir.engine import wire
-from kvasir.engine.types import Admitted, ComputedBlocks, FinishReason, num_blocks_for
+from kvasir.engine.blocks import num_blocks_for
+from kvasir.engine.request import FinishReason
+from kvasir.engine.step import Admitted, ComputedBlocks
 from kvasir.kv_connector.base import BlockKey
 from kvasir.kv_connector.incoming import IncomingTransfer, WantedBlock
 from kvasir.kv_connector.wire import ticket_from_proto

@@ -6,7 +6,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from kvasir.engine.types import BlockId, KVLayout, PositionLogprobs, RequestId, Sampled, StepPlan
+from kvasir.engine.blocks import BlockId, KVLayout
+from kvasir.engine.request import RequestId
+from kvasir.engine.step import PositionLogprobs, Sampled, StepPlan
 
 VOCAB_SIZE = 1000
 _MASK = 2**64 - 1

@@ -103,7 +103,8 @@ class EngineContender:
         return steady_tokens_per_s(self._run(prompts, num_tokens))
 
     def _run(self, prompts: Sequence[Tokens], num_tokens: int) -> list[Timeline]:
-        from kvasir.engine.types import Request, RequestId, SamplingParams
+        from kvasir.engine.request import Request, RequestId
+        from kvasir.engine.sampling_params import SamplingParams
 
         sent_s = time.perf_counter()
         arrivals_s: dict[str, list[float]] = {}

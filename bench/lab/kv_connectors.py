@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from kvasir.bench.lab.kv_pipe import Answer, Teller, checksum
+from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.engine.kv_cache import KVCache
-from kvasir.engine.types import BlockId, KVLayout
 from kvasir.kv_connector.base import BlockKey, Endpoint, Ticket, TransferId
 from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.incoming import WantedBlock

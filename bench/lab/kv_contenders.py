@@ -17,7 +17,7 @@ from kvasir.bench.lab.kv_pipe import Process
 from kvasir.bench.lab.kv_report import Movement
 from kvasir.cli.local_redis import ADVICE, find_server
 from kvasir.cli.ports import free_ports
-from kvasir.engine.types import KVLayout
+from kvasir.engine.blocks import KVLayout
 
 _START_TIMEOUT_S = 10.0
 _SECRET = "a secret of the benchmark"

@@ -12,14 +12,18 @@ import torch
 from torch import Tensor
 
 from kvasir.engine.batch import build_batch
+from kvasir.engine.blocks import BlockId
 from kvasir.engine.engine import Engine
 from kvasir.engine.kv_cache import KVCache, kv_layout
+from kvasir.engine.limits import Limits
 from kvasir.engine.model_runner import ModelRunner
 from kvasir.engine.models import read_model_config
 from kvasir.engine.models.loader import load_model
 from kvasir.engine.models.rope import rope_table
+from kvasir.engine.request import Phase, Request, RequestId
+from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.scheduler import Scheduler
-from kvasir.engine.types import BlockId, Chunk, Limits, Phase, Request, RequestId, SamplingParams
+from kvasir.engine.step import Chunk
 from kvasir.kv_connector.base import BlockHeader, BlockKey, Frame
 from kvasir.kv_connector.codec import decode, encode, is_exact
 from kvasir.kv_connector.header import Expected, checksum_of, pack, verify

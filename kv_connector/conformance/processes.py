@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvasir.engine.types import BlockId
+from kvasir.engine.blocks import BlockId
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.testing import ArrayMemory, Node, peer, until
 

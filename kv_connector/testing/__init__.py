@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from kvasir.engine.types import BlockId, KVLayout
+from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.kv_connector.base import BlockKey, Endpoint, KVConnector, Ticket, TransferId
 from kvasir.kv_connector.incoming import IncomingTransfer, WantedBlock
 from kvasir.kv_connector.metrics import TransferMetrics

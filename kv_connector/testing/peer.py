@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from kvasir.engine.types import BlockId
+from kvasir.engine.blocks import BlockId
 from kvasir.kv_connector.base import BlockKey, Endpoint, Ticket, TransferId
 from kvasir.kv_connector.incoming import WantedBlock
 from kvasir.kv_connector.sender import OutgoingBlock

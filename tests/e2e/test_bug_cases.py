@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from kvasir.engine.factory import build_engine
+from kvasir.engine.request import Request, RequestId
+from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.settings import EngineSettings
-from kvasir.engine.types import Request, RequestId, SamplingParams
 from kvasir.router.text.tokenizer import TextTokenizer
 from tests.cluster import Cluster
 from tests.e2e.asker import CHAT, COMPLETIONS, GREEDY, Asker, ask

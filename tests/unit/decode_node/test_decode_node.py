@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvasir.engine.types import RequestId, Sampled, StepPlan
+from kvasir.engine.request import RequestId
+from kvasir.engine.step import Sampled, StepPlan
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.proto import common_pb2, decode_pb2
 from tests.unit.node.fakes import continue_decode, decode, generate, progress, request, start_decode

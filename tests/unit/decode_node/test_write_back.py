@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from kvasir.decode_node.write_back import WriteBack
-from kvasir.engine.types import BlockId
+from kvasir.engine.blocks import BlockId
 from kvasir.kv_connector.base import BlockKey
 from kvasir.kv_connector.metrics import TransferMetrics
 from kvasir.kv_connector.sender import KVSender, OutgoingBlock

@@ -6,12 +6,15 @@ import torch
 from torch import Tensor
 
 from kvasir.engine.batch import build_batch
+from kvasir.engine.blocks import BlockId
 from kvasir.engine.kv_cache import KVCache, kv_layout
 from kvasir.engine.model_runner import ModelRunner
 from kvasir.engine.models import read_model_config
 from kvasir.engine.models.loader import load_model
 from kvasir.engine.models.rope import rope_table
-from kvasir.engine.types import BlockId, Chunk, Request, RequestId, SamplingParams, StepPlan
+from kvasir.engine.request import Request, RequestId
+from kvasir.engine.sampling_params import SamplingParams
+from kvasir.engine.step import Chunk, StepPlan
 
 CPU = torch.device("cpu")
 

@@ -10,18 +10,12 @@ from kvasir.common.grammar import Grammar
 from kvasir.engine.engine import Engine
 from kvasir.engine.grammar import Grammars
 from kvasir.engine.grammar_step import GrammarMasks
+from kvasir.engine.limits import Limits
+from kvasir.engine.request import FinishReason, Request, RequestId
 from kvasir.engine.sampler import sample
+from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.scheduler import Scheduler
-from kvasir.engine.types import (
-    FinishReason,
-    Limits,
-    Request,
-    RequestId,
-    Sampled,
-    SamplingParams,
-    StepPlan,
-    StepResult,
-)
+from kvasir.engine.step import Sampled, StepPlan, StepResult
 from tests.fakes import FakeModelRunner
 
 

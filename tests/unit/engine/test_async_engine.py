@@ -9,8 +9,11 @@ import pytest
 from kvasir.common.errors import EngineDead, InvalidRequest
 from kvasir.engine.async_engine import AsyncEngine
 from kvasir.engine.engine import Engine
+from kvasir.engine.limits import Limits
+from kvasir.engine.request import Request, RequestId
+from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.scheduler import Scheduler
-from kvasir.engine.types import Limits, Request, RequestId, Sampled, SamplingParams, StepPlan, StepResult
+from kvasir.engine.step import Sampled, StepPlan, StepResult
 from tests.fakes import FakeModelRunner
 
 DEADLINE_S = 20

@@ -1,7 +1,9 @@
 import torch
 
 from kvasir.engine.batch import build_batch, decodes_first
-from kvasir.engine.types import BlockId, Chunk, Request, RequestId, StepPlan, slot_mapping
+from kvasir.engine.blocks import BlockId, slot_mapping
+from kvasir.engine.request import Request, RequestId
+from kvasir.engine.step import Chunk, StepPlan
 
 
 def request(name: str, prompt: list[int], outputs: list[int], blocks: list[int]) -> Request:

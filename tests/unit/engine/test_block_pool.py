@@ -4,8 +4,8 @@ import pytest
 
 from kvasir.common.hashing import BlockHash
 from kvasir.engine.block_pool import BlockPool
+from kvasir.engine.blocks import BlockId
 from kvasir.engine.prefix_cache import PrefixCache
-from kvasir.engine.types import BlockId
 
 
 def make_pool(num_blocks: int) -> tuple[BlockPool, list[BlockId]]:

@@ -4,9 +4,12 @@ import pytest
 
 from kvasir.common.errors import InvalidRequest, NumericalError
 from kvasir.engine.engine import Engine
+from kvasir.engine.limits import Limits
+from kvasir.engine.request import FinishReason, Request, RequestId
+from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.scheduler import Scheduler
 from kvasir.engine.stats import StepMetrics
-from kvasir.engine.types import FinishReason, Limits, Request, RequestId, SamplingParams, StepResult
+from kvasir.engine.step import StepResult
 from tests.fakes import FakeModelRunner
 
 MAX_STEPS = 2000

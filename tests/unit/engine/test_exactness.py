@@ -7,7 +7,8 @@ import pytest
 
 from kvasir.common.hashing import block_hashes, root_hash
 from kvasir.engine.engine import Engine
-from kvasir.engine.types import ComputedBlocks, Phase, Request, RequestId
+from kvasir.engine.request import Phase, Request, RequestId
+from kvasir.engine.step import ComputedBlocks
 from tests.fakes import fake_kv, fake_tokens
 from tests.unit.engine.test_engine import hash_of, make_engine, make_request, outputs_of, run, runner_of
 

@@ -9,8 +9,10 @@ from safetensors.torch import load_file, save_file
 
 from kvasir.engine.factory import build_engine
 from kvasir.engine.models.config import UnsupportedModel
+from kvasir.engine.request import Request, RequestId
+from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.settings import EngineSettings
-from kvasir.engine.types import Request, RequestId, SamplingParams, StepResult
+from kvasir.engine.step import StepResult
 from tests.unit.engine.checkpoints import edit_json, reference_logits, save_checkpoint
 
 MEMORY = 4 << 20

@@ -3,8 +3,10 @@
 import pytest
 
 from kvasir.common.hashing import block_hashes, root_hash
+from kvasir.engine.blocks import BlockId
 from kvasir.engine.engine import Engine
-from kvasir.engine.types import BlockId, ComputedBlocks, Request, RequestId
+from kvasir.engine.request import Request, RequestId
+from kvasir.engine.step import ComputedBlocks
 from tests.unit.engine.test_engine import make_engine, make_request, run
 from tests.unit.engine.test_loading import ID, awaiting, begin_loading, expected, land
 

@@ -4,7 +4,8 @@ import pytest
 
 from kvasir.common.errors import NumericalError
 from kvasir.engine.engine import Engine
-from kvasir.engine.types import FinishReason, Phase, Request, RequestId, SamplingParams
+from kvasir.engine.request import FinishReason, Phase, Request, RequestId
+from kvasir.engine.sampling_params import SamplingParams
 from tests.fakes import fake_kv, fake_tokens
 from tests.unit.engine.test_engine import make_engine, outputs_of, run, runner_of
 

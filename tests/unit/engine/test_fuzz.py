@@ -9,7 +9,7 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvasir.engine.types import Limits
+from kvasir.engine.limits import Limits
 from tests.unit.engine.world import Script, World
 
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES")

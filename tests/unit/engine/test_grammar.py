@@ -20,8 +20,9 @@ from kvasir.engine.async_engine import AsyncEngine
 from kvasir.engine.engine import Engine
 from kvasir.engine.grammar import Compiled, GrammarMatcher, Grammars
 from kvasir.engine.grammar_step import GrammarMasks
+from kvasir.engine.request import FinishReason, Request, RequestId
 from kvasir.engine.sampler import sample
-from kvasir.engine.types import FinishReason, Request, RequestId, Sampled, StepResult
+from kvasir.engine.step import Sampled, StepResult
 from tests.tokenizers import save_byte_level
 from tests.unit.engine.grammar_world import Vocabulary, new_engine, note, run
 

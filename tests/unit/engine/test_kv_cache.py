@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.engine.kv_cache import KVCache, default_budget_bytes, num_blocks_that_fit
-from kvasir.engine.types import BlockId, KVLayout
 
 CPU = torch.device("cpu")
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=3, total_kv_heads=3, head_dim=8, block_size=4, dtype="float32")

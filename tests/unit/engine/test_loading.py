@@ -3,8 +3,10 @@
 import pytest
 
 from kvasir.common.hashing import block_hashes, root_hash
+from kvasir.engine.blocks import BlockId
 from kvasir.engine.engine import Engine
-from kvasir.engine.types import BlockId, ComputedBlocks, FinishReason, Phase, Request, RequestId
+from kvasir.engine.request import FinishReason, Phase, Request, RequestId
+from kvasir.engine.step import ComputedBlocks
 from tests.fakes import FakeBlockMemory, fake_kv, fake_tokens
 from tests.unit.engine.test_engine import hash_of, make_engine, make_request, outputs_of, run, runner_of
 

@@ -14,8 +14,9 @@ from kvasir.engine.model_runner import ModelRunner
 from kvasir.engine.models import read_model_config
 from kvasir.engine.models.llama import LlamaForCausalLM
 from kvasir.engine.models.loader import load_model
+from kvasir.engine.request import FinishReason, Request, RequestId
+from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.settings import EngineSettings
-from kvasir.engine.types import FinishReason, Request, RequestId, SamplingParams
 from tests.unit.engine.forward import CPU, generate, greedy_request
 
 pytestmark = pytest.mark.parity

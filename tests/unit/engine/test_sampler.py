@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvasir.engine.request import Request, RequestId
 from kvasir.engine.sampler import draw, sample, uniform
-from kvasir.engine.types import Request, RequestId, Sampled, SamplingParams
+from kvasir.engine.sampling_params import SamplingParams
+from kvasir.engine.step import Sampled
 
 VOCAB = 50
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from jsonschema import Draft202012Validator, ValidationError
 
+from kvasir.engine.blocks import BlockId
 from kvasir.engine.engine import Engine
+from kvasir.engine.limits import Limits
+from kvasir.engine.request import FinishReason
 from kvasir.engine.scheduler import Scheduler
-from kvasir.engine.types import BlockId, FinishReason, Limits
 from kvasir.router.grammar.sources import json_schema_grammar
 from tests.schemas import Schema, check_answer, schemas
 from tests.tokenizers import save_byte_level

@@ -3,7 +3,9 @@
 import pytest
 
 from kvasir.engine.engine import Engine
-from kvasir.engine.types import FinishReason, PositionLogprobs, Request, RequestId, SamplingParams, StepResult
+from kvasir.engine.request import FinishReason, Request, RequestId
+from kvasir.engine.sampling_params import SamplingParams
+from kvasir.engine.step import PositionLogprobs, StepResult
 from tests.fakes import fake_score, fake_tokens
 from tests.unit.engine.test_engine import make_engine, make_request, outputs_of, run
 

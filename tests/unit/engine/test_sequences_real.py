@@ -9,11 +9,14 @@ import torch
 
 from kvasir.engine.engine import Engine
 from kvasir.engine.kv_cache import KVCache, kv_layout
+from kvasir.engine.limits import Limits
 from kvasir.engine.model_runner import ModelRunner
 from kvasir.engine.models import read_model_config
 from kvasir.engine.models.loader import load_model
+from kvasir.engine.request import Request, RequestId
+from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.scheduler import Scheduler
-from kvasir.engine.types import Limits, PositionLogprobs, Request, RequestId, SamplingParams, StepResult
+from kvasir.engine.step import PositionLogprobs, StepResult
 from tests.unit.engine.checkpoints import VOCAB, reference_logits, save_checkpoint
 from tests.unit.engine.forward import CPU
 

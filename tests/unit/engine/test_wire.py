@@ -9,17 +9,12 @@ from kvasir.common.errors import InvalidRequest, ServingError
 from kvasir.common.grammar import Grammar
 from kvasir.common.hashing import BlockHash
 from kvasir.common.tokens import pack_tokens, unpack_tokens
+from kvasir.engine.blocks import KVLayout
+from kvasir.engine.limits import Limits
+from kvasir.engine.request import FinishReason, RequestId
+from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.stats import EngineStats
-from kvasir.engine.types import (
-    Admitted,
-    FinishReason,
-    KVLayout,
-    Limits,
-    PositionLogprobs,
-    RequestId,
-    SamplingParams,
-    SequenceOutput,
-)
+from kvasir.engine.step import Admitted, PositionLogprobs, SequenceOutput
 from kvasir.engine.wire import (
     SequenceAddress,
     address_of,

@@ -6,23 +6,13 @@ Each tick the script acts, then the engine steps if it has work; after each step
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from kvasir.engine.blocks import BlockId
 from kvasir.engine.engine import Engine
+from kvasir.engine.limits import Limits
+from kvasir.engine.request import FinishReason, Phase, Request, RequestId
+from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.scheduler import Scheduler
-from kvasir.engine.types import (
-    Admitted,
-    BlockId,
-    ComputedBlocks,
-    FinishReason,
-    Limits,
-    Phase,
-    Request,
-    RequestId,
-    Sampled,
-    SamplingParams,
-    SequenceOutput,
-    StepPlan,
-    StepResult,
-)
+from kvasir.engine.step import Admitted, ComputedBlocks, Sampled, SequenceOutput, StepPlan, StepResult
 from tests.fakes import FakeModelRunner, fake_kv, fake_tokens
 
 STOP_TOKENS = frozenset(range(0, 1000, 17))  # about every 17th token stops

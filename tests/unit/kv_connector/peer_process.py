@@ -13,7 +13,7 @@ from typing import Any
 
 import zmq
 
-from kvasir.engine.types import BlockId, KVLayout
+from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.kv_connector import tcp_protocol as protocol
 from kvasir.kv_connector.base import BlockKey, Ticket, TransferId
 from kvasir.kv_connector.sender import OutgoingBlock

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from kvasir.engine.types import KVLayout
+from kvasir.engine.blocks import KVLayout
 from kvasir.kv_connector.base import BlockKey
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.testing import LARGE, Pair

@@ -11,7 +11,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvasir.engine.types import KVLayout
+from kvasir.engine.blocks import KVLayout
 from kvasir.kernels.kv_codec import convert_reference
 from kvasir.kv_connector.base import BlockHeader, BlockKey, Frame
 from kvasir.kv_connector.codec import (

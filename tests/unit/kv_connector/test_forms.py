@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvasir.engine.types import BlockId, KVLayout
+from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.kv_connector.base import BlockKey, Endpoint, Ticket, TransferId
 from kvasir.kv_connector.header import unpack
 from kvasir.kv_connector.incoming import TransferResult, WantedBlock

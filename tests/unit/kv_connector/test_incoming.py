@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvasir.common.errors import KVTransferError
-from kvasir.engine.types import BlockId
+from kvasir.engine.blocks import BlockId
 from kvasir.kv_connector.base import BlockHeader, BlockKey, Frame
 from kvasir.kv_connector.costs import ComputeCost, Rates
 from kvasir.kv_connector.header import checksum_of, pack

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from kvasir.engine.types import KVLayout
+from kvasir.engine.blocks import KVLayout
 from kvasir.kv_connector.conformance.transfers import DEADLINE_S, eventually_free, send_all
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.testing import pairs_of

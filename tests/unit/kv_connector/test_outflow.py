@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvasir.engine.types import BlockId
+from kvasir.engine.blocks import BlockId
 from kvasir.kv_connector.base import BlockKey
 from kvasir.kv_connector.costs import RateMeter
 from kvasir.kv_connector.encoder import Encoder

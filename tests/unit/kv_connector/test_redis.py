@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from kvasir.common.errors import KVTransferError
-from kvasir.engine.types import BlockId
+from kvasir.engine.blocks import BlockId
 from kvasir.kv_connector.base import Frame
 from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.metrics import MissReason

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from kvasir.common.errors import KVTransferError
-from kvasir.engine.types import BlockId
+from kvasir.engine.blocks import BlockId
 from kvasir.kv_connector.base import Frame, StoreKey
 from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.metrics import MissReason

@@ -9,7 +9,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from kvasir.engine.types import BlockId
+from kvasir.engine.blocks import BlockId
 from kvasir.kv_connector import tcp_protocol as protocol
 from kvasir.kv_connector.base import Endpoint, Ticket, TransferId
 from kvasir.kv_connector.metrics import MissReason

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvasir.engine.types import BlockId
+from kvasir.engine.blocks import BlockId
 from kvasir.kv_connector.base import Endpoint, Ticket, TransferId
 from kvasir.kv_connector.incoming import WantedBlock
 from kvasir.kv_connector.metrics import MissReason

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.engine.types import BlockId
+from kvasir.engine.blocks import BlockId
 from kvasir.kv_connector import tcp_protocol as protocol
 from kvasir.kv_connector.base import Endpoint
 from kvasir.kv_connector.metrics import MissReason

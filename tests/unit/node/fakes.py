@@ -15,9 +15,12 @@ from kvasir.common.metrics import Metrics
 from kvasir.common.tokens import pack_tokens, unpack_tokens
 from kvasir.decode_node.node import DecodeNode
 from kvasir.decode_node.servicer import DecodeServicer
+from kvasir.engine.blocks import BlockId, KVLayout, slot_mapping
 from kvasir.engine.engine import Engine
+from kvasir.engine.limits import Limits
+from kvasir.engine.request import RequestId
 from kvasir.engine.scheduler import Scheduler
-from kvasir.engine.types import BlockId, KVLayout, Limits, RequestId, Sampled, StepPlan, slot_mapping
+from kvasir.engine.step import Sampled, StepPlan
 from kvasir.kv_connector.costs import ALWAYS_FETCH, CostRule
 from kvasir.kv_connector.registry import open_connector
 from kvasir.kv_connector.settings import ConnectorSettings

@@ -5,7 +5,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import cast
 
-from kvasir.engine.types import BlockId, ComputedBlocks, RequestId
+from kvasir.engine.blocks import BlockId
+from kvasir.engine.request import RequestId
+from kvasir.engine.step import ComputedBlocks
 from kvasir.kv_connector.base import Ticket, TransferId
 from kvasir.kv_connector.sender import KVSender, OutgoingBlock
 from kvasir.prefill_node.handoff import Handoff

@@ -1,0 +1,28 @@
+"""What the scheduler must keep to."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the scheduler must keep to. Found at start, never changed."""
+
+    block_size: int
+    num_blocks: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    long_prefill_token_threshold: int = 0  # 0: no limit of its own
+    watermark: float = 0.01  # share of blocks kept free when a newcomer is admitted
+    enable_prefix_caching: bool = True
+    reserve_whole_prompt: bool = False  # a prefill node: all of a prompt's blocks or none, and no preemption
+    scheduling_policy: str = "fcfs"  # or "priority"
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "num_blocks", "max_num_batched_tokens", "max_num_seqs", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.watermark < 1:
+            raise ValueError(f"watermark must be in [0, 1), got {self.watermark}")
+        if self.scheduling_policy not in ("fcfs", "priority"):
+            raise ValueError(f"scheduling_policy must be fcfs or priority, got {self.scheduling_policy!r}")
