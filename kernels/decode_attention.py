@@ -1,13 +1,14 @@
-"""Attention of one new token for each sequence, over the paged KV cache, read in place."""
+"""Attention of the newest tokens of each sequence, over the paged KV cache, read in place."""
 
 import math
 
 import torch
 from torch import Tensor
 
-from kvasir.kernels.prefill_attention import prefill_attention_reference
+from kvasir.kernels import backend
+from kvasir.kernels.prefill_attention import prefill_attention, prefill_attention_reference
 
-# Shapes: S sequences  M blocks of the longest sequence  N blocks  L layers  B tokens a block
+# Shapes: S sequences  Q tokens of each  M blocks of the longest sequence  N blocks  L layers  B tokens a block
 #   H query heads  K KV heads  D head dim
 
 
@@ -21,15 +22,29 @@ def decode_attention(
     *,
     scale: float,
     window: int = 0,
+    softcap: float = 0.0,
 ) -> None:
-    """query [S, >= H D], the last token of each sequence -> out [S, H D]
+    """query [S Q, >= H D], the last Q tokens of each sequence -> out [S Q, H D]; the same Q for all
 
-    kv_cache: [N, L, 2, K, B, D]      block_tables: [S, M] int32      seq_lens: [S] int32, the new token included
+    kv_cache: [N, L, 2, K, B, D]      block_tables: [S, M] int32      seq_lens: [S] int32, the new tokens included
     window: how many tokens each token sees, itself included; 0: all
+    softcap: c > 0: scores become c tanh(score / c); 0: as they are
+    A sequence of length 0 (the padding of a batch) reads no block, and its rows of `out` become 0.
     """
-    if query.device.type != "cpu" or kv_cache.dtype != torch.float32:
-        query_starts = torch.arange(len(seq_lens) + 1, dtype=torch.int32, device=query.device)
-        return prefill_attention_reference(
+    assert len(query) % len(seq_lens) == 0
+    if backend.is_triton(query):
+        from kvasir.kernels.triton import decode_attention as triton
+
+        return triton.decode_attention(
+            query, kv_cache, layer, block_tables, seq_lens, out, scale=scale, window=window, softcap=softcap
+        )
+    if query.device.type != "cpu" or kv_cache.dtype != torch.float32 or softcap > 0:
+        return decode_attention_reference(
+            query, kv_cache, layer, block_tables, seq_lens, out, scale=scale, window=window, softcap=softcap
+        )
+    if len(query) > len(seq_lens):
+        query_starts = _query_starts(query, seq_lens)
+        return prefill_attention(
             query, kv_cache, layer, block_tables, query_starts, seq_lens, out, scale=scale, window=window
         )
     from kvasir.kernels.cpu import decode_attention as cpu
@@ -48,3 +63,26 @@ def decode_attention(
         threads.float_bits(scale * math.log2(math.e)), window, out.data_ptr(),
     )  # fmt: skip
     return None
+
+
+def decode_attention_reference(
+    query: Tensor,
+    kv_cache: Tensor,
+    layer: int,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    out: Tensor,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> None:
+    query_starts = _query_starts(query, seq_lens)
+    prefill_attention_reference(
+        query, kv_cache, layer, block_tables, query_starts, seq_lens, out, scale=scale, window=window, softcap=softcap
+    )
+
+
+def _query_starts(query: Tensor, seq_lens: Tensor) -> Tensor:
+    tokens_each = len(query) // len(seq_lens)
+    return torch.arange(0, len(query) + 1, tokens_each, dtype=torch.int32, device=query.device)

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from kvasir.kernels import backend
+
 # Shapes: T tokens  S sequences  M blocks of the longest sequence  N blocks  L layers  B tokens a block
 #   H query heads  K KV heads  D head dim
 
@@ -20,17 +22,28 @@ def prefill_attention(
     *,
     scale: float,
     window: int = 0,
+    softcap: float = 0.0,
 ) -> None:
     """query [T, >= H D], the last tokens of each sequence, end to end -> out [T, H D]
 
     kv_cache: [N, L, 2, K, B, D]      block_tables: [S, M] int32      seq_lens: [S] int32, this chunk included
     query_starts: [S + 1] int32, sequence s owns tokens [starts[s], starts[s + 1])
     window: how many tokens each token sees, itself included; 0: all
+    softcap: c > 0: scores become c tanh(score / c); 0: as they are
+    Blocks, and places in a block, that no token of this step sees are not read; a token that sees none gets 0.
     """
-    if query.device.type != "cpu" or kv_cache.dtype != torch.float32:
+    if backend.is_triton(query):
+        from kvasir.kernels.triton import prefill_attention as triton
+
+        return triton.prefill_attention(
+            query, kv_cache, layer, block_tables, query_starts, seq_lens, out,
+            scale=scale, window=window, softcap=softcap,
+        )  # fmt: skip
+    if query.device.type != "cpu" or kv_cache.dtype != torch.float32 or softcap > 0:
         return prefill_attention_reference(
-            query, kv_cache, layer, block_tables, query_starts, seq_lens, out, scale=scale, window=window
-        )
+            query, kv_cache, layer, block_tables, query_starts, seq_lens, out,
+            scale=scale, window=window, softcap=softcap,
+        )  # fmt: skip
     from kvasir.kernels.cpu import prefill_attention as cpu
     from kvasir.kernels.cpu import threads
 
@@ -60,6 +73,7 @@ def prefill_attention_reference(
     *,
     scale: float,
     window: int = 0,
+    softcap: float = 0.0,
 ) -> None:
     num_kv_heads, head_dim = kv_cache.shape[3], kv_cache.shape[5]
     starts, lengths = query_starts.tolist(), seq_lens.tolist()
@@ -71,7 +85,17 @@ def prefill_attention_reference(
         positions = torch.arange(length - (last - first), length, device=query.device)[:, None]
         seen = torch.arange(length, device=query.device)[None]
         mask = seen <= positions if window == 0 else (seen <= positions) & (seen > positions - window)
-        attended = torch.nn.functional.scaled_dot_product_attention(
+        attended = _attend(queries, keys, values, mask, scale, softcap)
+        out[first:last] = attended.masked_fill(~mask.any(1, keepdim=True), 0).transpose(0, 1).reshape(last - first, -1)
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
+    """queries [H, T, D], keys and values [K, C, D], mask [T, C] -> [H, T, D]"""
+    if softcap == 0:
+        return torch.nn.functional.scaled_dot_product_attention(
             queries[None], keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=True
-        )
-        out[first:last] = attended[0].transpose(0, 1).reshape(last - first, -1)
+        )[0]
+    keys, values = (kv.repeat_interleave(len(queries) // len(kv), dim=0).float() for kv in (keys, values))
+    logits = softcap * torch.tanh(queries.float() @ keys.mT * (scale / softcap))
+    weights = logits.masked_fill(~mask, -torch.inf).softmax(dim=-1)
+    return (weights @ values).to(queries.dtype)

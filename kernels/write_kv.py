@@ -3,20 +3,39 @@
 import torch
 from torch import Tensor
 
+from kvasir.kernels import backend
+
 # Shapes: T tokens  N blocks  L layers  B tokens a block  H query heads  K KV heads  D head dim
+#   R rotated dimensions of a head
 
 
-def write_kv(qkv: Tensor, cos: Tensor | None, sin: Tensor | None, slots: Tensor, kv_cache: Tensor, layer: int) -> None:
-    """qkv [T, (H + 2 K) D]: queries, keys, values of each token. Queries (and keys) are rotated in place.
+def write_kv(
+    qkv: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    slots: Tensor,
+    kv_cache: Tensor,
+    layer: int,
+    *,
+    interleaved: bool = False,
+) -> None:
+    """qkv [T, (H + 2 K) D]: queries, keys, values of each token. Queries are rotated in place.
 
-    cos, sin: [T, D / 2] float32, of each token's position; None: no rotation
+    cos, sin: [T, R / 2] float32, of each token's position; None: no rotation. The first R <= D dimensions of a head
+        are rotated: dimension d with d + R / 2; `interleaved`: 2 d with 2 d + 1
     slots: [T] int64, block * B + offset      kv_cache: [N, L, 2, K, B, D], updated in place
+    What the keys in `qkv` are afterwards, rotated or as before, is not defined.
     """
-    if qkv.device.type != "cpu" or qkv.dtype != torch.float32 or kv_cache.dtype != torch.float32:
-        return write_kv_reference(qkv, cos, sin, slots, kv_cache, layer)
+    if backend.is_triton(qkv):
+        from kvasir.kernels.triton import write_kv as triton
+
+        return triton.write_kv(qkv, cos, sin, slots, kv_cache, layer, interleaved=interleaved)
+    num_blocks, num_layers, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    has_loop = qkv.device.type == "cpu" and qkv.dtype == kv_cache.dtype == torch.float32
+    if not has_loop or interleaved or (cos is not None and cos.shape[1] < head_dim // 2):
+        return write_kv_reference(qkv, cos, sin, slots, kv_cache, layer, interleaved=interleaved)
     from kvasir.kernels.cpu import rows, threads
 
-    num_blocks, num_layers, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     num_tokens, num_heads = qkv.shape[0], qkv.shape[1] // head_dim - 2 * num_kv_heads
     assert qkv.is_contiguous()
     assert kv_cache.is_contiguous()
@@ -32,21 +51,30 @@ def write_kv(qkv: Tensor, cos: Tensor | None, sin: Tensor | None, slots: Tensor,
 
 
 def write_kv_reference(
-    qkv: Tensor, cos: Tensor | None, sin: Tensor | None, slots: Tensor, kv_cache: Tensor, layer: int
+    qkv: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    slots: Tensor,
+    kv_cache: Tensor,
+    layer: int,
+    *,
+    interleaved: bool = False,
 ) -> None:
     _, _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     heads = qkv.view(qkv.shape[0], -1, head_dim)
     if cos is not None and sin is not None:
-        rotated = heads[:, :-num_kv_heads]  # queries and keys
-        rotated.copy_(apply_rope_reference(rotated, cos, sin))
+        rotated = heads[:, :-num_kv_heads, : 2 * cos.shape[1]]  # of queries and keys
+        rotated.copy_(apply_rope_reference(rotated, cos, sin, interleaved))
     keys, values = heads[:, -2 * num_kv_heads :].chunk(2, dim=1)  # [T, K, D]
     blocks, offsets = slots // block_size, slots % block_size
     kv_cache[blocks, layer, 0, :, offsets] = keys
     kv_cache[blocks, layer, 1, :, offsets] = values
 
 
-def apply_rope_reference(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """heads [T, H, D] -> the same, dimension d rotated with dimension d + D / 2 by the angle of cos, sin [T, D / 2]"""
-    first, second = heads.float().chunk(2, dim=-1)
+def apply_rope_reference(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """heads [T, H, R] -> the same, each pair of dimensions rotated by the angle of cos, sin [T, R / 2]"""
+    pairs = heads.float().unflatten(-1, (-1, 2)) if interleaved else heads.float().unflatten(-1, (2, -1)).mT
+    x, y = pairs.unbind(-1)  # [T, H, R / 2]
     cos, sin = cos[:, None], sin[:, None]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(heads.dtype)
+    rotated = torch.stack((x * cos - y * sin, y * cos + x * sin), dim=-1 if interleaved else -2)
+    return rotated.flatten(-2).to(heads.dtype)
