@@ -87,6 +87,7 @@ class Request:
     prompt_token_ids: list[int]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     output_token_ids: list[int] = field(default_factory=list)
+    draft_token_ids: list[int] = field(default_factory=list)  # proposed for this step, none of them accepted yet
     cache_salt: str = ""
     priority: int = 0  # lower is served earlier
     arrival_s: float = 0.0  # monotonic clock

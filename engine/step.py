@@ -14,11 +14,15 @@ class Chunk:
         tokens      0 ........ start ......... start + num_tokens ....... request.num_tokens
                     |<-computed->|<- this step ->|
     The request's `block_table` already covers all of it.
+
+    The last `num_drafts` of them are only proposed, the first of the request's `draft_token_ids`: each is kept if it is
+    what the logits before it give, and all that follow one that is not are as if they had never been.
     """
 
     request: Request
     start: int
     num_tokens: int
+    num_drafts: int = 0
 
     @property
     def end(self) -> int:
@@ -26,8 +30,8 @@ class Chunk:
 
     @property
     def samples(self) -> bool:
-        """True if this chunk's last logits give the request's next token."""
-        return self.end == self.request.num_tokens
+        """True if this chunk's last logits (with drafts: those before them too) give the request's next token."""
+        return self.end - self.num_drafts == self.request.num_tokens
 
     @property
     def samplers(self) -> tuple[Request, ...]:
@@ -66,13 +70,16 @@ class PositionLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What the model runner gives for one request: its next token, logprobs of its prompt, or both."""
+    """What the model runner gives for one request: its next token, logprobs of its prompt, or both.
+
+    With drafts there may be more tokens: all but the last are drafts that were kept, and their K and V are computed.
+    """
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[PositionLogprobs, ...] = ()  # one a token, where asked for
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # one for each of the chunk's `scored` positions
     is_finite: bool = True  # False: the logits held NaN or infinity; token_ids mean nothing
-    completes_grammar: bool = False  # nothing may follow
+    completes_grammar: bool = False  # nothing may follow the last token
     error: Exception | None = None  # of this request alone; there is no token
 
 
