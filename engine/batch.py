@@ -6,15 +6,18 @@ sequences     0    1    2         3                4                S
 query_starts                0              4                  10     of the prefills alone
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kvasir.engine.models.rope import RopeTable
 from kvasir.engine.step import Chunk, StepPlan
 
-# Shapes: T tokens in this step  S sequences  P sequences with more than one token  M blocks of the longest  D head dim
+# Shapes: T tokens in this step  S sequences  P sequences with more than one token  M blocks of the longest
+#   D head dim, or as much of it as is rotated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +26,7 @@ class BatchInputs:
 
     num_decodes: int  # the first so many tokens are one sequence each
     token_ids: Tensor  # [T] int64
-    cos: Tensor  # [T, D / 2] float32, of each token's position in its own sequence
-    sin: Tensor  # [T, D / 2]
+    ropes: tuple[RopeTable, ...]  # cos and sin [T, D / 2] of each token's position; for each rotation of the model
     slot_mapping: Tensor  # [T] int64, where each token's keys and values are written
     block_tables: Tensor  # [S, M] int32, padded with 0
     seq_lens: Tensor  # [S] int32, context length after this step
@@ -38,7 +40,7 @@ def decodes_first(plan: StepPlan) -> list[Chunk]:
 
 
 def build_batch(
-    chunks: list[Chunk], block_size: int, rope_table: tuple[Tensor, Tensor], device: torch.device
+    chunks: list[Chunk], block_size: int, rope_tables: Sequence[RopeTable], device: torch.device
 ) -> BatchInputs:
     num_tokens = np.array([chunk.num_tokens for chunk in chunks])
     starts = np.array([chunk.start for chunk in chunks])
@@ -57,8 +59,7 @@ def build_batch(
     return BatchInputs(
         num_decodes=num_decodes,
         token_ids=on_device(_token_ids(chunks), torch.int64),
-        cos=rope_table[0][at],
-        sin=rope_table[1][at],
+        ropes=tuple((cos[at], sin[at]) for cos, sin in rope_tables),
         slot_mapping=on_device(slots, torch.int64),
         block_tables=on_device(block_tables, torch.int32),
         seq_lens=on_device(starts + num_tokens, torch.int32),

@@ -41,6 +41,8 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
         torch.set_num_threads(settings.num_threads)
     directory, device = Path(settings.model), torch.device(settings.device)
     config = read_model_config(directory)
+    max_model_len = _max_model_len(settings, config)
+    config = config.for_length(max_model_len)
     dtype = choose_dtype(settings.dtype, config, device)
     layout = kv_layout(config, settings.block_size, dtype)
     info = ModelInfo(
@@ -48,7 +50,7 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
         kv_identity=kv_identity(directory, config, layout),
         vocab_size=config.vocab_size,
         eos_token_ids=eos_token_ids(directory),
-        max_model_len=_max_model_len(settings, config),
+        max_model_len=max_model_len,
         dtype=layout.dtype,
         layout=layout,
     )
@@ -67,13 +69,13 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
 
 
 def _max_model_len(settings: EngineSettings, config: ModelConfig) -> int:
-    longest = config.rope.max_position
-    if settings.max_model_len is not None and settings.max_model_len > longest:
+    if settings.max_model_len is not None and settings.max_model_len > config.longest:
+        kinds = ", ".join(dict.fromkeys(rope.kind for rope in config.ropes))
         raise UnsupportedModel(
-            f"max_model_len {settings.max_model_len} is more than the {longest} positions of this model "
-            f"(rope type {config.rope.kind})"
+            f"max_model_len {settings.max_model_len} is more than the {config.longest} positions of this model "
+            f"(rope type {kinds})"
         )
-    return settings.max_model_len or longest
+    return settings.max_model_len or config.max_position
 
 
 def _limits(settings: EngineSettings, info: ModelInfo, num_blocks: int) -> Limits:

@@ -12,7 +12,7 @@ from kvasir.engine.blocks import BlockId
 from kvasir.engine.grammar_step import GrammarMasks, Masks
 from kvasir.engine.kv_cache import KVCache
 from kvasir.engine.models.llama import LlamaForCausalLM
-from kvasir.engine.models.rope import rope_table
+from kvasir.engine.models.rope import rope_tables
 from kvasir.engine.request import Request, RequestId
 from kvasir.engine.sampler import sample, score
 from kvasir.engine.step import Chunk, PositionLogprobs, Sampled, StepPlan
@@ -29,14 +29,14 @@ class ModelRunner:
         self._model = model
         self._kv_cache = kv_cache
         self._device = kv_cache.data.device
-        cos, sin = rope_table(model.config.rope, model.config.head_dim, max_model_len)
-        self._rope_table = cos.to(self._device), sin.to(self._device)
+        tables = rope_tables(model.config.ropes, model.config.head_dim, max_model_len)
+        self._rope_tables = [(cos.to(self._device), sin.to(self._device)) for cos, sin in tables]
         self._grammar_masks = GrammarMasks()
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> dict[RequestId, Sampled]:
         chunks = decodes_first(plan)
-        batch = build_batch(chunks, self._kv_cache.layout.block_size, self._rope_table, self._device)
+        batch = build_batch(chunks, self._kv_cache.layout.block_size, self._rope_tables, self._device)
         masks = self._grammar_masks.start([one for chunk in chunks for one in chunk.samplers])
         hidden = self._model.forward(batch, self._kv_cache.data)
         return self._score(chunks, batch, hidden, self._sample(chunks, batch, hidden, masks))

@@ -19,7 +19,7 @@ from kvasir.engine.limits import Limits
 from kvasir.engine.model_runner import ModelRunner
 from kvasir.engine.models import read_model_config
 from kvasir.engine.models.loader import load_model
-from kvasir.engine.models.rope import rope_table
+from kvasir.engine.models.rope import rope_tables
 from kvasir.engine.request import Phase, Request, RequestId
 from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.scheduler import Scheduler
@@ -48,8 +48,8 @@ class CodecLab:
         self._model = load_model(model, config, torch.float32, torch.device("cpu"))
         self.layout = kv_layout(config, _BLOCK_SIZE, torch.float32)
         self._cache = KVCache(self.layout, num_blocks, torch.device("cpu"))
-        self._max_model_len = config.rope.max_position
-        self._rope_table = rope_table(config.rope, config.head_dim, self._max_model_len)
+        self._max_model_len = config.max_position
+        self._rope_tables = rope_tables(config.ropes, config.head_dim, self._max_model_len)
 
     def _engine(self, num_seqs: int) -> Engine:
         limits = Limits(
@@ -116,7 +116,7 @@ class CodecLab:
         for index, block in enumerate(prefilled.blocks):
             self._land(codec, block, prefilled.num_tokens[index], BlockId(index))
         chunk = Chunk(request, start, num_tokens)
-        batch = build_batch([chunk], _BLOCK_SIZE, self._rope_table, torch.device("cpu"))
+        batch = build_batch([chunk], _BLOCK_SIZE, self._rope_tables, torch.device("cpu"))
         return self._model.logits(self._model.forward(batch, self._cache.data))
 
     def _land(self, codec: str, block: bytes, num_tokens: int, place: BlockId) -> None:

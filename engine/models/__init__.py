@@ -4,7 +4,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvasir.engine.models.config import ModelConfig, read_raw_config
+from kvasir.engine.models.config import ModelConfig, UnsupportedModel, read_raw_config
+from kvasir.engine.models.rope import UnsupportedRope, inverse_frequencies
 
 if TYPE_CHECKING:
     from kvasir.engine.models.llama import LlamaForCausalLM
@@ -19,7 +20,14 @@ ARCHITECTURES = {
 
 def read_model_config(directory: Path) -> ModelConfig:
     raw = read_raw_config(directory, ARCHITECTURES)
-    return model_class(raw["architectures"][0]).read_config(raw)
+    try:
+        config = model_class(raw["architectures"][0]).read_config(raw)
+        for length in (config.max_position, config.longest):
+            for rope in config.for_length(length).ropes:
+                inverse_frequencies(rope, config.head_dim)
+    except UnsupportedRope as error:
+        raise UnsupportedModel(str(error)) from error
+    return config
 
 
 def model_class(architecture: str) -> "type[LlamaForCausalLM]":

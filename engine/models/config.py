@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvasir.engine.models.rope import RopeConfig, UnsupportedRope, read_rope_config
+from kvasir.engine.models.rope import RopeConfig, for_length, read_rope_config
 
 
 class UnsupportedModel(Exception):
@@ -24,7 +24,8 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    rope: RopeConfig
+    ropes: tuple[RopeConfig, ...]  # the rotations that its layers use
+    rope_of_layer: tuple[int, ...]
     tie_word_embeddings: bool
     checkpoint_dtype: str
     windows: tuple[int, ...]  # by layer, how many tokens a token sees, itself included; 0: all
@@ -32,6 +33,20 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+
+    @property
+    def max_position(self) -> int:
+        """How many tokens a sequence is meant to have at most."""
+        return min(rope.max_position for rope in self.ropes)
+
+    @property
+    def longest(self) -> int:
+        """How many it can have, where more are asked for."""
+        return min(rope.longest for rope in self.ropes)
+
+    def for_length(self, max_model_len: int) -> "ModelConfig":
+        """The model that serves sequences of up to so many tokens."""
+        return replace(self, ropes=tuple(for_length(rope, max_model_len) for rope in self.ropes))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -62,10 +77,6 @@ def read_raw_config(directory: Path, known_architectures: Mapping[str, object]) 
 def model_config(raw: Mapping[str, Any], **of_architecture: Any) -> ModelConfig:
     """What all architectures have in common, and `of_architecture`, where they differ."""
     num_heads, num_layers = raw["num_attention_heads"], raw["num_hidden_layers"]
-    try:
-        rope = read_rope_config(raw)
-    except UnsupportedRope as error:
-        raise UnsupportedModel(str(error)) from error
     fields: dict[str, Any] = {
         "architecture": raw["architectures"][0],
         "vocab_size": raw["vocab_size"],
@@ -76,12 +87,14 @@ def model_config(raw: Mapping[str, Any], **of_architecture: Any) -> ModelConfig:
         "num_kv_heads": raw.get("num_key_value_heads") or num_heads,
         "head_dim": raw.get("head_dim") or raw["hidden_size"] // num_heads,
         "rms_norm_eps": raw.get("rms_norm_eps", 1e-6),
-        "rope": rope,
+        "ropes": (),
+        "rope_of_layer": (0,) * num_layers,
         "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
         "checkpoint_dtype": raw.get("dtype") or raw.get("torch_dtype") or "float32",
         "windows": (0,) * num_layers,
     }
-    return ModelConfig(**(fields | of_architecture))
+    fields |= of_architecture
+    return ModelConfig(**(fields | {"ropes": fields["ropes"] or (read_rope_config(raw),)}))
 
 
 def eos_token_ids(directory: Path) -> frozenset[int]:

@@ -48,7 +48,8 @@ class Attention:
         qkv = self._qkv(hidden)
         self._normalise(qkv, self._query_norm, 0, config.num_heads)
         self._normalise(qkv, self._key_norm, config.num_heads, config.num_kv_heads)
-        write_kv(qkv, batch.cos, batch.sin, batch.slot_mapping, kv_cache, self._layer)
+        cos, sin = batch.ropes[config.rope_of_layer[self._layer]]
+        write_kv(qkv, cos, sin, batch.slot_mapping, kv_cache, self._layer)
         attended = qkv.new_empty(len(qkv), config.num_heads * config.head_dim)
         self._attend(qkv, batch, kv_cache, attended)
         return self._output(attended)

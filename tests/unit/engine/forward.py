@@ -11,7 +11,7 @@ from kvasir.engine.kv_cache import KVCache, kv_layout
 from kvasir.engine.model_runner import ModelRunner
 from kvasir.engine.models import read_model_config
 from kvasir.engine.models.loader import load_model
-from kvasir.engine.models.rope import rope_table
+from kvasir.engine.models.rope import rope_tables
 from kvasir.engine.request import Request, RequestId
 from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.step import Chunk, StepPlan
@@ -22,11 +22,11 @@ CPU = torch.device("cpu")
 @torch.inference_mode()
 def logits_by_chunks(directory: Path, token_ids: list[int], chunk_sizes: list[int], block_size: int = 4) -> Tensor:
     """[T, V], each chunk in a step of its own. The blocks lie backwards."""
-    config = read_model_config(directory)
+    config = read_model_config(directory).for_length(len(token_ids))
     model = load_model(directory, config, torch.float32, CPU)
     num_blocks = -(-len(token_ids) // block_size)
     kv_cache = KVCache(kv_layout(config, block_size, torch.float32), num_blocks, CPU)
-    table = rope_table(config.rope, config.head_dim, len(token_ids))
+    tables = rope_tables(config.ropes, config.head_dim, len(token_ids))
     request = Request(
         request_id=RequestId("r"),
         prompt_token_ids=token_ids,
@@ -34,7 +34,7 @@ def logits_by_chunks(directory: Path, token_ids: list[int], chunk_sizes: list[in
     )
     logits, start = [], 0
     for size in chunk_sizes:
-        batch = build_batch([Chunk(request, start, size)], block_size, table, CPU)
+        batch = build_batch([Chunk(request, start, size)], block_size, tables, CPU)
         logits.append(model.logits(model.forward(batch, kv_cache.data)))
         start += size
     assert start == len(token_ids)

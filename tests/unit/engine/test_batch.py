@@ -22,13 +22,15 @@ def test_a_step_of_prefills_and_decodes() -> None:
     plan = StepPlan((Chunk(whole, 0, 5), Chunk(decoding, 3, 1), Chunk(resumed, 2, 3)))
     table = torch.arange(20.0)[:, None].repeat(1, 2), -torch.arange(20.0)[:, None].repeat(1, 2)
     chunks = decodes_first(plan)
-    batch = build_batch(chunks, 4, table, torch.device("cpu"))
+    batch = build_batch(chunks, 4, [table, (table[1], table[0])], torch.device("cpu"))
 
     assert [chunk.request.request_id for chunk in chunks] == ["decoding", "whole", "resumed"]
     assert batch.num_decodes == 1
     assert batch.token_ids.tolist() == [23, 10, 11, 12, 13, 14, 32, 33, 34]
-    assert batch.cos[:, 0].tolist() == [3, 0, 1, 2, 3, 4, 2, 3, 4]
-    assert batch.sin[:, 1].tolist() == [-3, 0, -1, -2, -3, -4, -2, -3, -4]
+    cos, sin = batch.ropes[0]
+    assert cos[:, 0].tolist() == [3, 0, 1, 2, 3, 4, 2, 3, 4]
+    assert sin[:, 1].tolist() == [-3, 0, -1, -2, -3, -4, -2, -3, -4]
+    assert torch.equal(batch.ropes[1][0], sin)
     assert batch.slot_mapping.tolist() == [
         *slot_mapping(decoding.block_table, range(3, 4), 4),
         *slot_mapping(whole.block_table, range(5), 4),
@@ -43,7 +45,7 @@ def test_a_step_of_prefills_and_decodes() -> None:
 def test_decodes_alone() -> None:
     one, two = request("one", [1, 2], [], [0]), request("two", [3], [], [1])
     table = torch.zeros(4, 1), torch.zeros(4, 1)
-    batch = build_batch([Chunk(one, 1, 1), Chunk(two, 0, 1)], 4, table, torch.device("cpu"))
+    batch = build_batch([Chunk(one, 1, 1), Chunk(two, 0, 1)], 4, [table], torch.device("cpu"))
     assert batch.num_decodes == 2
     assert batch.query_starts.tolist() == [0]
     assert batch.token_ids.tolist() == [2, 3]

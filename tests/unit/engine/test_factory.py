@@ -48,8 +48,8 @@ def test_info(tmp_path: Path) -> None:
 def test_longer_than_the_model_allows(tmp_path: Path) -> None:
     save_checkpoint(tmp_path)
     edit_json(tmp_path / "config.json", rope_parameters={"rope_type": "dynamic", "factor": 4.0})
-    settings = EngineSettings(model=str(tmp_path), kv_cache_memory=MEMORY, max_model_len=65)
-    with pytest.raises(UnsupportedModel, match=r"65 is more than the 64 positions .*dynamic"):
+    settings = EngineSettings(model=str(tmp_path), kv_cache_memory=MEMORY, max_model_len=257)
+    with pytest.raises(UnsupportedModel, match=r"257 is more than the 256 positions .*dynamic"):
         build_engine(settings)
 
 

@@ -33,7 +33,7 @@ def test_a_llama_2_config_of_old(tmp_path: Path) -> None:
     write_config(tmp_path, torch_dtype="float16", rope_scaling=None)
     config = read_model_config(tmp_path)
     assert (config.num_kv_heads, config.head_dim, config.checkpoint_dtype) == (4, 16, "float16")
-    assert (config.rope.kind, config.rope.max_position, config.windows) == ("default", 4096, (0, 0))
+    assert (config.ropes[0].kind, config.max_position, config.windows) == ("default", 4096, (0, 0))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_the_longest_sequence_follows_from_the_rope_scaling(
     tmp_path: Path, scaling: dict[str, Any], longest: int
 ) -> None:
     write_config(tmp_path, rope_scaling=scaling)
-    assert read_model_config(tmp_path).rope.max_position == longest
+    assert read_model_config(tmp_path).max_position == longest
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,8 @@ def test_the_longest_sequence_follows_from_the_rope_scaling(
         ({"rope_scaling": {"rope_type": "foo", "factor": 2.0}}, "'foo'"),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}}, "'longrope'"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 0.7}}, "mscale"),
-        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.45}}, "7 of 16 dimensions"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.5}}, "24 of 16 dimensions"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
         ({"hidden_act": "gelu"}, "'gelu'"),
     ],
