@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from kvasir.kernels.backend import is_triton
+
 # Shapes: T tokens  C hidden size
 
 
@@ -11,6 +13,10 @@ def rms_norm(hidden: Tensor, weight: Tensor, eps: float, residual: Tensor | None
 
     With `residual` [T, C]: `residual += hidden` in place, and the sum is what is normalised.
     """
+    if is_triton(hidden):
+        from kvasir.kernels.triton import rms_norm as kernel
+
+        return kernel.rms_norm(hidden, weight, eps, residual)
     if hidden.device.type != "cpu" or hidden.dtype != torch.float32:
         return rms_norm_reference(hidden, weight, eps, residual)
     from kvasir.kernels.cpu import rows, threads

@@ -3,11 +3,17 @@
 import torch
 from torch import Tensor
 
+from kvasir.kernels.backend import is_triton
+
 # Shapes: T tokens  I intermediate size
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """gate_up [T, 2 I]: gate, then up -> silu(gate) * up [T, I]"""
+    if is_triton(gate_up):
+        from kvasir.kernels.triton.gated import gated
+
+        return gated(gate_up, "silu")
     if gate_up.device.type != "cpu" or gate_up.dtype != torch.float32:
         return silu_mul_reference(gate_up)
     from kvasir.kernels.cpu import rows, threads
