@@ -23,7 +23,7 @@ def write_kv(
 
     cos, sin: [T, R / 2] float32, of each token's position; None: no rotation. The first R <= D dimensions of a head
         are rotated: dimension d with d + R / 2; `interleaved`: 2 d with 2 d + 1
-    slots: [T] int64, block * B + offset      kv_cache: [N, L, 2, K, B, D], updated in place
+    slots: [T] int64, block * B + offset; -1: not written (padding)      kv_cache: [N, L, 2, K, B, D], updated in place
     What the keys in `qkv` are afterwards, rotated or as before, is not defined.
     """
     if backend.is_triton(qkv):
@@ -66,15 +66,16 @@ def write_kv_reference(
         rotated = heads[:, :-num_kv_heads, : 2 * cos.shape[1]]  # of queries and keys
         rotated.copy_(apply_rope_reference(rotated, cos, sin, interleaved))
     keys, values = heads[:, -2 * num_kv_heads :].chunk(2, dim=1)  # [T, K, D]
-    blocks, offsets = slots // block_size, slots % block_size
-    kv_cache[blocks, layer, 0, :, offsets] = keys
-    kv_cache[blocks, layer, 1, :, offsets] = values
+    is_kept = slots >= 0
+    blocks, offsets = slots[is_kept] // block_size, slots[is_kept] % block_size
+    kv_cache[blocks, layer, 0, :, offsets] = keys[is_kept]
+    kv_cache[blocks, layer, 1, :, offsets] = values[is_kept]
 
 
 def apply_rope_reference(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     """heads [T, H, R] -> the same, each pair of dimensions rotated by the angle of cos, sin [T, R / 2]"""
-    pairs = heads.float().unflatten(-1, (-1, 2)) if interleaved else heads.float().unflatten(-1, (2, -1)).mT
-    x, y = pairs.unbind(-1)  # [T, H, R / 2]
+    values = heads.float()
+    x, y = (values[..., ::2], values[..., 1::2]) if interleaved else values.chunk(2, dim=-1)  # [T, H, R / 2]
     cos, sin = cos[:, None], sin[:, None]
     rotated = torch.stack((x * cos - y * sin, y * cos + x * sin), dim=-1 if interleaved else -2)
     return rotated.flatten(-2).to(heads.dtype)

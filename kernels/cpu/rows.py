@@ -92,6 +92,8 @@ def _write_kv(counter: Any, qkv: Any, num_heads: Any, rotates: Any, cos: Any, si
             if rotates:
                 for head in range(num_heads + num_kv_heads):
                     _rotate(qkv, t, head * head_dim, head_dim // 2, cos, sin)
+            if slots[t] < 0:
+                continue
             block, offset = slots[t] // block_size, slots[t] % block_size
             for head in range(num_kv_heads):
                 key = (num_heads + head) * head_dim

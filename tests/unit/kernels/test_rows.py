@@ -51,6 +51,7 @@ def test_write_kv(num_tokens: int, rotates: bool, heads: int, kv_heads: int, hea
     cos, sin = (angles.cos(), angles.sin()) if rotates else (None, None)
     kv_cache = torch.randn(num_tokens // block + 3, 2, 2, kv_heads, block, head_dim)
     slots = torch.randperm(kv_cache.shape[0] * block)[:num_tokens]
+    slots[num_tokens // 2] = -1
     expected_qkv, expected_cache = qkv.clone(), kv_cache.clone()
     write_kv_reference(expected_qkv, cos, sin, slots, expected_cache, 1)
     write_kv(qkv, cos, sin, slots, kv_cache, 1)

@@ -1,0 +1,30 @@
+"""What the launchers ask about the machine."""
+
+from functools import cache
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from kvasir.kernels.backend import is_interpreted
+
+TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+
+
+def dot_type(tensor: Tensor) -> tl.dtype:
+    """The type that `tl.dot` is given: the tensor's own.
+
+    The interpreter multiplies the bit patterns of bfloat16 as if they were numbers, and rounds the sums of float16:
+    there a kernel converts to float32 as soon as it has loaded.
+    """
+    return tl.float32 if is_interpreted() else TYPES[tensor.dtype]
+
+
+def num_processors(tensor: Tensor) -> int:
+    """Streaming multiprocessors of the tensor's GPU. Interpreted programs run one by one: a small number will do."""
+    return _multi_processor_count(tensor.get_device()) if tensor.is_cuda else 2
+
+
+@cache
+def _multi_processor_count(device: int) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

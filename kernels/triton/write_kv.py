@@ -1,0 +1,92 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
+"""Rotates queries and keys, and writes keys and values to their slots: a program for each token and HEADS heads.
+
+Each head is taken as D / 2 pairs of dimensions, whichever way the rotation pairs them; what is not rotated (values,
+and the dimensions from R on) is copied pair by pair. One thread loads both halves of a pair before it stores either,
+so rotating in place is safe.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvasir.kernels.triton.casts import rounded
+
+# Shapes: T tokens  N blocks  L layers  B tokens a block  H query heads  K KV heads  D head dim
+#   R rotated dimensions of a head
+HEADS = 16
+
+
+def write_kv(
+    qkv: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    slots: Tensor,
+    kv_cache: Tensor,
+    layer: int,
+    *,
+    interleaved: bool = False,
+) -> None:
+    """qkv [T, (H + 2 K) D] with any stride between tokens; keys in it stay as they were; the cache is contiguous"""
+    _, _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
+    assert qkv.dtype == kv_cache.dtype
+    assert qkv.stride(1) == 1
+    assert kv_cache.is_contiguous()
+    assert slots.is_contiguous()
+    assert head_dim % 2 == 0
+    if cos is None or sin is None:
+        rotated = 0
+    else:
+        rotated = 2 * cos.shape[1]
+        assert rotated <= head_dim
+        assert cos.is_contiguous()
+        assert sin.is_contiguous()
+    grid = (len(qkv), triton.cdiv(num_heads + 2 * num_kv_heads, HEADS))
+    if len(qkv) > 0:
+        _write_kv_kernel[grid](
+            qkv, cos, sin, slots, kv_cache[:, layer], qkv.stride(0), kv_cache.stride(0),
+            H=num_heads, K=num_kv_heads, B=block_size, D=head_dim, R=rotated, INTERLEAVED=interleaved,
+            HEADS=HEADS, PAIRS=triton.next_power_of_2(head_dim // 2), num_warps=4,
+        )  # fmt: skip
+
+
+@triton.jit
+def _write_kv_kernel(
+    qkv_ptr, cos_ptr, sin_ptr, slots_ptr, layer_cache_ptr, qkv_stride, block_stride,
+    H: tl.constexpr, K: tl.constexpr, B: tl.constexpr, D: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.constexpr,
+    HEADS: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]  # queries, keys, values
+    pair = tl.arange(0, PAIRS)[None, :]
+    if INTERLEAVED:
+        x_dim, y_dim = 2 * pair, 2 * pair + 1
+    elif R == D or R == 0:
+        x_dim, y_dim = pair, pair + D // 2
+    else:
+        # The rotated pairs, then the rest: its first half with its second.
+        x_dim = tl.where(pair < R // 2, pair, pair + R // 2)
+        y_dim = tl.where(pair < R // 2, pair + R // 2, pair + D // 2)
+    exists = (head < H + 2 * K) & (pair < D // 2)
+    row = qkv_ptr + token * qkv_stride + head * D
+    x = tl.load(row + x_dim, mask=exists)
+    y = tl.load(row + y_dim, mask=exists)
+    if R > 0:
+        rotates = (head < H + K) & (pair < R // 2)
+        c = tl.load(cos_ptr + token * (R // 2) + pair, mask=pair < R // 2, other=1.0)
+        s = tl.load(sin_ptr + token * (R // 2) + pair, mask=pair < R // 2, other=0.0)
+        a, b = x.to(tl.float32), y.to(tl.float32)
+        # Chosen, not multiplied by 1 and 0: a value that is not finite stays what it is, and beside its neighbour.
+        x = tl.where(rotates, rounded(a * c - b * s, x.dtype), x)
+        y = tl.where(rotates, rounded(b * c + a * s, y.dtype), y)
+        tl.store(row + x_dim, x, mask=rotates & (head < H))
+        tl.store(row + y_dim, y, mask=rotates & (head < H))
+
+    slot = tl.load(slots_ptr + token)
+    is_kept = exists & (head >= H) & (slot >= 0)
+    # A cache has more than 2^31 elements: slots are 64 bits, and so is what comes of them. The keys of all heads lie
+    # before the values of all heads.
+    place = layer_cache_ptr + (slot // B) * block_stride + (head - H) * (B * D) + (slot % B) * D
+    tl.store(place + x_dim, x, mask=is_kept)
+    tl.store(place + y_dim, y, mask=is_kept)
