@@ -8,15 +8,17 @@ A registered block is full and below the computed tokens, so it is never written
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from kvasir.common.hashing import block_hashes, root_hash
 from kvasir.engine.block_pool import BlockPool
 from kvasir.engine.blocks import BlockId, num_blocks_for
 from kvasir.engine.limits import Limits
+from kvasir.engine.preemption import Loss
 from kvasir.engine.prefix_cache import PrefixCache
 from kvasir.engine.request import Request
 from kvasir.engine.step import ComputedBlocks
+from kvasir.engine.swap_space import Saved, SwapSpace
 
 
 class BlockTables:
@@ -27,6 +29,7 @@ class BlockTables:
         self._reported: Counter[BlockId] = Counter()  # references given away with ComputedBlocks
         self.copy_block: Callable[[BlockId, BlockId], None] = lambda source, target: None  # no contents: a simulation
         self.cache = PrefixCache()
+        self.swap = SwapSpace()  # of no places
         self.pool = BlockPool(limits.num_blocks, on_reuse=self.cache.forget)
 
     def begin(self, request: Request, num_spare_blocks: int) -> bool:
@@ -95,6 +98,43 @@ class BlockTables:
         request.num_computed_tokens = 0
         request.loaded_blocks.clear()
         request.inexact_from = None  # computed again from scratch, it is exact
+        if request.saved is not None:
+            self.swap.release(request.saved.places.values())
+            request.saved = None
+
+    def loss_of(self, request: Request) -> Loss:
+        """What it would give up by being preempted."""
+        owned = [self.pool.ref_count(block) == 1 for block in request.block_table]
+        return Loss(
+            num_tokens=request.num_computed_tokens,
+            num_kept_tokens=min(self._num_kept(request) * self._block_size, request.num_computed_tokens),
+            num_stored_tokens=min(request.num_stored_tokens, request.num_computed_tokens),
+            num_own_blocks=len(self._to_save(request)),
+            num_freed_blocks=sum(owned),
+            block_size=self._block_size,
+        )
+
+    def save(self, request: Request) -> Saved | None:
+        """Copy to the host what would be lost with its blocks. None: no room there."""
+        indices = self._to_save(request)
+        if len(indices) > self.swap.num_free:
+            return None
+        places = self.swap.save([request.block_table[i] for i in indices])
+        end = request.landed_end if request.loaded_blocks else request.num_computed_tokens
+        return Saved(dict(zip(indices, places, strict=True)), end, request.inexact_from)
+
+    def restore(self, request: Request) -> None:
+        """Bring back what was saved, behind what `begin` has found; its block table covers all of it."""
+        saved, request.saved = request.saved, None
+        assert saved is not None
+        first = self._num_full(request)
+        wanted = [i for i in saved.places if i >= first]
+        self.swap.load([saved.places[i] for i in wanted], [request.block_table[i] for i in wanted])
+        self.swap.release(saved.places.values())
+        request.loaded_blocks.update(wanted)
+        request.landed_end = saved.end
+        request.inexact_from = saved.inexact_from
+        self.advance(request, request.num_computed_tokens)
 
     def distrust(self, request: Request) -> None:
         """Its blocks may hold what no other request should find."""
@@ -129,14 +169,30 @@ class BlockTables:
             self._reported[block] -= 1
             self.pool.release([block])
 
-    def check_invariant(self, requests: Iterable[Request]) -> None:
+    def check_invariant(self, requests: Collection[Request]) -> None:
         expected: Counter[BlockId] = Counter(self._reported)
         for request in requests:
             expected.update(request.block_table)
         self.pool.check_invariant(expected)
+        saved = [request.saved for request in requests if request.saved is not None]
+        self.swap.check_invariant([place for one in saved for place in one.places.values()])
 
     def _num_full(self, request: Request) -> int:
         return request.num_computed_tokens // self._block_size
+
+    def _num_kept(self, request: Request) -> int:
+        """Blocks at the front that others hold too, so that the prefix cache is likely to have them later."""
+        if not self._caches_prefixes or request.is_scoring:
+            return 0
+        table = request.block_table
+        alone = (i for i, one in enumerate(table) if self.pool.ref_count(one) == 1 or not self.cache.is_registered(one))
+        return next(alone, len(table))
+
+    def _to_save(self, request: Request) -> list[int]:
+        """Indices of blocks with content, in order. Only the last of them may be partial."""
+        computed = request.num_computed_tokens
+        end = computed // self._block_size if request.loaded_blocks else num_blocks_for(computed, self._block_size)
+        return [*range(self._num_kept(request), end), *sorted(request.loaded_blocks)]
 
     def _find_cached(self, request: Request) -> list[BlockId]:
         if self._caches_prefixes or request.hand_off or "blocks" in request.awaits:
@@ -166,10 +222,10 @@ class BlockTables:
     def _end_of_landed(self, request: Request) -> int:
         """Where the landed blocks end that follow the computed tokens without a gap.
 
-        The last landed block may be partial: it ends with the tokens that were asked for.
+        The last landed block may be partial: it ends with the tokens that were asked for, or saved.
         """
         end = request.num_computed_tokens
         while end % self._block_size == 0 and end // self._block_size in request.loaded_blocks:
             request.loaded_blocks.remove(end // self._block_size)
-            end = min(end + self._block_size, request.num_awaited_tokens)
+            end = min(end + self._block_size, request.landed_end)
         return end

@@ -7,9 +7,10 @@ from typing import Protocol
 from kvasir.engine.blocks import BlockId
 from kvasir.engine.commit import Ledger
 from kvasir.engine.grammar import Grammars
+from kvasir.engine.preemption import Way
 from kvasir.engine.request import Matcher, Phase, Request, RequestId
 from kvasir.engine.scheduler import Scheduler
-from kvasir.engine.stats import EngineStats, StepMetrics, StepTimes
+from kvasir.engine.stats import EngineStats, StepMetrics
 from kvasir.engine.step import Sampled, StepPlan, StepResult
 
 
@@ -42,7 +43,7 @@ class Engine:
         self._clock = clock
         self._ledger = Ledger(scheduler)
         self._step = 0
-        self._times = StepTimes()
+        self._times = scheduler.times
         self._queue_s: tuple[float, ...] = ()  # of those admitted in this step
 
     def step(self) -> StepResult:
@@ -101,6 +102,8 @@ class Engine:
         assert all(fork.phase is Phase.FOLLOWING for fork in following), "forks that do not follow"
         idle = (*scheduler.waiting, *following)
         assert not any(request.block_table for request in idle), "a waiting request holds blocks"
+        seated = (*scheduler.loading, *scheduler.running)
+        assert not any(request.saved for request in seated), "what is here again is still on the host"
         assert len(scheduler.running) + len(scheduler.loading) <= scheduler.limits.max_num_seqs, "too many seats"
         num_queued = len(idle) + len(scheduler.loading) + len(scheduler.running)
         assert num_queued == len(scheduler.requests), f"{num_queued} queued of {len(scheduler.requests)} requests"
@@ -120,6 +123,9 @@ class Engine:
             decode_step_s=self._times.decode_step_s,
             prefill_tokens_per_s=self._times.prefill_tokens_per_s,
             num_preemptions=scheduler.num_preemptions,
+            num_swaps=scheduler.preemptions[Way.SWAP],
+            num_refetches=scheduler.preemptions[Way.FETCH],
+            num_host_blocks=scheduler.tables.swap.num_used,
             num_prefix_queries_tokens=scheduler.num_prefix_queries_tokens,
             num_prefix_hits_tokens=scheduler.num_prefix_hits_tokens,
             num_prompt_tokens_computed=ledger.num_prompt_tokens_computed,
@@ -130,24 +136,30 @@ class Engine:
     def _schedule(self, now_s: float) -> StepPlan:
         plan, admitted = self.scheduler.schedule(now_s)
         self._ledger.note_admitted(admitted)
-        self._queue_s = tuple(one.queue_s for one in admitted)
+        self._queue_s = tuple(one.queue_s for one in admitted if not one.is_again)
         if admitted and self.on_admitted is not None:
             self.on_admitted(self._ledger.take_result(self._step))
         return plan
 
     def _observe(self, plan: StepPlan, step_time_s: float) -> None:
-        num_decode_tokens = sum(
-            chunk.num_tokens == 1 and chunk.start >= len(chunk.request.prompt_token_ids) for chunk in plan.chunks
-        )
+        prefilled = [
+            chunk
+            for chunk in plan.chunks
+            if chunk.num_tokens - chunk.num_drafts > 1 or chunk.start < len(chunk.request.prompt_token_ids)
+        ]
+        num_prefill_tokens = sum(chunk.num_tokens for chunk in prefilled)
         metrics = StepMetrics(
             step=self._step,
             step_time_s=step_time_s,
             num_seqs=len(plan.chunks),
-            num_prefill_tokens=plan.num_tokens - num_decode_tokens,
-            num_decode_tokens=num_decode_tokens,
+            num_prefill_tokens=num_prefill_tokens,
+            num_decode_tokens=plan.num_tokens - num_prefill_tokens,
             queue_s=self._queue_s,
+            sum_of_prefill_positions=sum((one.start + one.end - 1) * one.num_tokens // 2 for one in prefilled),
         )
         if plan.chunks:
             self._times.note(metrics)
+            if self.scheduler.step_budget is not None:
+                self.scheduler.step_budget.note(metrics)
         if self.on_step is not None:
             self.on_step(metrics)

@@ -17,6 +17,10 @@ class Limits:
     enable_prefix_caching: bool = True
     reserve_whole_prompt: bool = False  # a prefill node: all of a prompt's blocks or none, and no preemption
     scheduling_policy: str = "fcfs"  # or "priority"
+    priority_aging_s: float = 0.0  # a waiting request gains one level in so many seconds; 0: none, ever
+    max_num_partial_prefills: int = 0  # prompts that may be partly computed at once; 0: any number
+    max_long_partial_prefills: int = 0  # of them, longer than `long_prefill_token_threshold`; 0: any number
+    target_itl_s: float = 0.0  # prompts are computed in pieces that let those who decode keep to it; 0: no target
 
     def __post_init__(self) -> None:
         for name in ("block_size", "num_blocks", "max_num_batched_tokens", "max_num_seqs", "max_model_len"):
@@ -24,5 +28,14 @@ class Limits:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark must be in [0, 1), got {self.watermark}")
+        for name in (
+            "long_prefill_token_threshold",
+            "max_num_partial_prefills",
+            "max_long_partial_prefills",
+            "priority_aging_s",
+            "target_itl_s",
+        ):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.scheduling_policy not in ("fcfs", "priority"):
             raise ValueError(f"scheduling_policy must be fcfs or priority, got {self.scheduling_policy!r}")

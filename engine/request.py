@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from kvasir.common.hashing import BlockHash
 from kvasir.engine.blocks import BlockId
 from kvasir.engine.sampling_params import SamplingParams
+from kvasir.engine.swap_space import Saved
 
 RequestId = NewType("RequestId", str)  # one sequence of one client request on this node
 
@@ -102,13 +103,16 @@ class Request:
     block_hashes: list[BlockHash] = field(default_factory=list)  # of full blocks, as far as they were needed
     num_computed_tokens: int = 0
     loaded_blocks: set[int] = field(default_factory=set)  # landed ahead: indices past the computed tokens
+    landed_end: int = 0  # tokens up to which landed blocks are filled: the last of them may be partial
+    saved: Saved | None = None  # on the host, since it was preempted
+    num_stored_tokens: int = 0  # from the front: in a store, whence they can be fetched again; told by the node
     inexact_from: int | None = None  # blocks from this index on hold what this node would not have computed itself
     num_cached_tokens: int = 0  # found in this node's prefix cache at first admission
     num_output_at_arrival: int = 0  # output tokens that came with the request, when it has moved here
     num_awaited_tokens: int = 0  # tokens whose blocks were asked for from elsewhere; 0 again after a preemption
     num_reported_blocks: int = 0
     num_preemptions: int = 0
-    order: tuple[int, int] = (0, 0)  # place in the queue, given by the scheduler: smaller is served earlier
+    order: tuple[float, int] = (0, 0)  # place in the queue, given by the scheduler: smaller is served earlier
     num_scored_tokens: int = 0  # of the prompt: the logprobs of those behind so many tokens have been given
     forks: list["Request"] = field(default_factory=list)  # FOLLOWING this one
     leader: "Request | None" = None  # whom it is FOLLOWING

@@ -1,18 +1,18 @@
 """Who computes how many tokens in the next step."""
 
-from bisect import insort
-from collections.abc import Callable, Sequence
+from collections import Counter
 
-from kvasir.common.errors import InvalidRequest
-from kvasir.engine.block_tables import BlockTables
-from kvasir.engine.blocks import BlockId, num_blocks_for
+from kvasir.engine.blocks import num_blocks_for
 from kvasir.engine.limits import Limits
-from kvasir.engine.preemption import choose_victim, preempt
-from kvasir.engine.request import Matcher, Phase, Request, RequestId
+from kvasir.engine.preemption import Choice, Loss, Rates, Way, choose_victim, choose_way
+from kvasir.engine.queues import Queues
+from kvasir.engine.request import Phase, Request, RequestId
+from kvasir.engine.stats import StepTimes
 from kvasir.engine.step import Admitted, Chunk, StepPlan
+from kvasir.engine.step_budget import StepBudget
 
 
-class Draft:
+class OpenPlan:
     """A step's plan in the making."""
 
     def __init__(self, budget: int) -> None:
@@ -28,242 +28,140 @@ class Draft:
         chunk = self.chunks.pop(request.request_id, None)
         self.budget += chunk.num_tokens if chunk else 0
 
+    def completes(self, request: Request) -> bool:
+        """Nothing of it is left to be computed after this step."""
+        chunk = self.chunks.get(request.request_id)
+        return chunk is not None and chunk.samples
 
-class Scheduler:
+
+class Scheduler(Queues):
     """There is no prefill mode and no decode mode: each request catches up with its own number of tokens.
 
     1. Requests with one token to compute (decode) come first, one token each, so that prompts never stall them.
-    2. Then prompts that have begun, in chunks, then waiting ones; in the order of the queue, nobody overtakes.
-    3. A newcomer is admitted if there is a seat, and room for all of its tokens above the watermark.
-    4. Out of blocks, the lowest-priority, last-come running request gives way.
+    2. Then prompts that have begun, in chunks, then waiting ones; in the order of the queue, nobody overtakes. How many
+       tokens that may be is bounded by the time that those who decode have for their next token.
+    3. A newcomer is admitted if there is a seat, and room for all of its tokens above the watermark, and if not too
+       many prompts have begun already. Where these are long ones, it may be passed by those that are not.
+    4. Out of blocks, one of the lowest priority gives way: the last come, or who gives his blocks for much less.
     So no request that holds blocks ever waits behind one that holds none.
     """
 
     def __init__(self, limits: Limits, kv_identity: bytes = b"") -> None:
-        self.limits = limits
-        self.tables = BlockTables(limits, kv_identity)
-        self.requests: dict[RequestId, Request] = {}
-        self.waiting: list[Request] = []  # in order
-        self.loading: list[Request] = []
-        self.running: list[Request] = []
-        self.num_preemptions = 0
+        super().__init__(limits, kv_identity)
+        self.times = StepTimes()
+        self.fetch_s_per_block: float | None = (
+            None  # from a store, as last measured by whoever fetches; set from outside
+        )
+        self.preemptions: Counter[Way] = Counter()
         self.num_prefix_queries_tokens = 0
         self.num_prefix_hits_tokens = 0
-        self._num_submitted = 0
-        self._queue_may_move = False  # something has changed since the queue's head was last found not to fit
+        self.step_budget: StepBudget | None = None
+        if limits.target_itl_s:
+            min_tokens = min(limits.block_size, limits.max_num_batched_tokens)
+            self.step_budget = StepBudget(limits.target_itl_s, min_tokens)
 
     @property
-    def max_total_tokens(self) -> int:
-        """The longest that a request can grow: its last token is sampled, and never computed."""
-        return min(self.limits.max_model_len, self.limits.num_blocks * self.limits.block_size + 1)
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self.running) or (bool(self.waiting) and self._queue_may_move)
-
-    @property
-    def num_queued_tokens(self) -> int:
-        """Accepted, to be computed here, and not computed yet; decoding is not queueing."""
-        waiting = sum(request.num_tokens for request in self.waiting if "blocks" not in request.awaits)
-        begun = sum(request.num_uncomputed_tokens for request in self.running if request.num_uncomputed_tokens > 1)
-        compiling = sum(one.num_uncomputed_tokens for one in self.loading if one.awaits == {"grammar"})
-        return waiting + begun + compiling
-
-    def check_fits(self, request: Request) -> None:
-        """Refuse what an empty cache could not serve. Reads nothing that ever changes, so any thread may ask."""
-        if not request.prompt_token_ids:
-            raise InvalidRequest("the prompt is empty", "prompt")
-        if request.num_tokens >= self.max_total_tokens:
-            raise InvalidRequest(
-                f"{request.num_tokens} tokens and one more do not fit: this node holds {self.max_total_tokens} at most",
-                "prompt",
-                "context_length_exceeded",
-            )
-        if request.output_token_ids and len(request.output_token_ids) >= request.sampling.max_tokens:
-            raise InvalidRequest("max_tokens have been generated already", "max_tokens")
-
-    def submit(self, request: Request) -> None:
-        """With its forks."""
-        for one in (request, *request.forks):
-            self.check_fits(one)
-            if one.request_id in self.requests:
-                raise InvalidRequest(f"request {one.request_id} is here already", "request_id")
-        for one in (request, *request.forks):
-            self._num_submitted += 1
-            by_priority = self.limits.scheduling_policy == "priority"
-            one.order = (one.priority if by_priority else 0, self._num_submitted)
-            one.num_output_at_arrival = len(one.output_token_ids)
-            self.requests[one.request_id] = one
-        for fork in request.forks:
-            fork.leader, fork.phase = request, Phase.FOLLOWING
-        if request.sampling.grammar is not None and request.matcher is None:
-            request.awaits.add("grammar")
-        self._queue(request)
-
-    def cancel(self, request_id: RequestId) -> None:
-        """Free its blocks at once; while a transfer may still write into them, as soon as that has stopped."""
-        request = self.requests.get(request_id)
-        if request is None:
-            return
-        if request.forks or (request.phase is Phase.LOADING and "blocks" in request.awaits):
-            request.cancelled = True
-        else:
-            self.finish(request)
-
-    def block_loaded(self, request_id: RequestId, index: int, is_exact: bool = True) -> None:
-        """It has landed. Not exact (lossy codec, other dtype): it, and what is computed on top, stay the request's."""
-        request = self.requests.get(request_id)
-        if request is None or request.phase is not Phase.LOADING:
-            return
-        if request.num_computed_tokens <= index * self.limits.block_size < request.num_awaited_tokens:
-            request.loaded_blocks.add(index)
-            if not is_exact:
-                request.inexact_from = request.num_exact(index)
-
-    def loading_done(self, request_id: RequestId) -> None:
-        """No transfer touches the request's blocks any more. Those that have not landed are computed here."""
-        request = self.requests.get(request_id)
-        if request is None:
-            return
-        request.awaits.discard("blocks")
-        if request.cancelled and not request.forks:
-            self.finish(request)
-        elif request.phase is Phase.LOADING:
-            self._run_if_complete(request)
-
-    def continue_with(self, request_id: RequestId, token_ids: list[int]) -> Request | None:
-        """The sender's first tokens; empty: sample the first one here. The request, if it goes on."""
-        request = self.requests.get(request_id)
-        if request is None or "continue" not in request.awaits or (request.cancelled and not request.forks):
-            return None
-        request.output_token_ids.extend(token_ids)
-        request.awaits.discard("continue")
-        if request.phase is Phase.LOADING:
-            self._run_if_complete(request)
-        return request
-
-    def grammar_ready(self, request_id: RequestId, new_matcher: Callable[[], Matcher]) -> None:
-        """Its grammar is compiled; each of its forks follows it by a matcher of its own."""
-        request = self.requests.get(request_id)
-        if request is None or "grammar" not in request.awaits:
-            return
-        for one in (request, *request.forks):
-            one.matcher = new_matcher()
-        request.awaits.discard("grammar")
-        if request.phase is Phase.LOADING:
-            self._run_if_complete(request)
-
-    def fork(self, request: Request) -> None:
-        """Where its prompt is computed by now, let those go on by themselves that have waited for it."""
-        if request.phase is not Phase.RUNNING or request.num_computed_tokens < len(request.prompt_token_ids):
-            return
-        forks, request.forks = request.forks, []
-        for fork in forks:
-            fork.leader = None
-            self._run_fork(request, fork)
-        if request.cancelled:
-            self.finish(request)
-
-    def _run_fork(self, leader: Request, fork: Request) -> None:
-        if self._has_seat and self.tables.fork(leader, fork):
-            fork.phase = Phase.LOADING if fork.awaits else Phase.RUNNING
-            (self.loading if fork.awaits else self.running).append(fork)
-        else:  # as if it had been preempted: its prompt is looked up, or computed again, when there is room
-            fork.phase = Phase.WAITING
-            fork.num_preemptions += 1
-            self._queue(fork)
-
-    def release_blocks(self, block_ids: Sequence[BlockId]) -> None:
-        self.tables.release_reported(block_ids)
-        self._queue_may_move = True
-
-    def finish(self, request: Request) -> None:
-        for queue in (self.waiting, self.loading, self.running):
-            if request in queue:
-                queue.remove(request)
-        self.tables.release(request)
-        request.phase = Phase.FINISHED
-        del self.requests[request.request_id]
-        self._queue_may_move = True
-        if request.leader is not None:
-            leader, request.leader = request.leader, None
-            leader.forks.remove(request)
-            if leader.cancelled:
-                self.cancel(leader.request_id)
+    def num_preemptions(self) -> int:
+        return self.preemptions.total()
 
     def schedule(self, now_s: float) -> tuple[StepPlan, list[Admitted]]:
-        draft = Draft(self.limits.max_num_batched_tokens)
-        for request in sorted(self.running, key=lambda request: (request.num_uncomputed_tokens > 1, request.order)):
+        plan = OpenPlan(self.limits.max_num_batched_tokens)
+        in_order = sorted(self.running, key=lambda request: request.order)
+        prompts = [request for request in in_order if request.num_uncomputed_tokens > 1]
+        for request in in_order:
+            if request.num_uncomputed_tokens <= 1 and request.phase is Phase.RUNNING:
+                self._schedule_running(request, plan)
+        if self.step_budget is not None:
+            plan.budget = self.step_budget.num_prefill_tokens(len(plan.chunks), plan.budget)
+        for request in prompts:
             if request.phase is Phase.RUNNING:  # it may have given way to one before it
-                self._schedule_running(request, draft)
+                self._schedule_running(request, plan)
         self._queue_may_move = False
-        while self.waiting and self._admit(self.waiting[0], draft, now_s):
-            pass
-        return StepPlan(tuple(draft.chunks.values())), draft.admitted
+        for request in tuple(self.waiting):
+            if self._lets_others_pass(request, plan):
+                continue
+            if not self._admit(request, plan, now_s):
+                break
+        return StepPlan(tuple(plan.chunks.values())), plan.admitted
 
-    def _schedule_running(self, request: Request, draft: Draft) -> None:
-        num_tokens = self._chunk_size(request, draft.budget)
+    def _schedule_running(self, request: Request, plan: OpenPlan) -> None:
+        num_tokens = self._chunk_size(request, plan.budget)
         if num_tokens == 0:
             return
         while not self.tables.reserve(request, request.num_computed_tokens + num_tokens):
-            victim = choose_victim(self.running)
-            draft.drop(victim)
-            self.running.remove(victim)
-            preempt(victim, self.tables)
-            self._queue(victim)
-            self.num_preemptions += 1
+            victim, way = self._choose_victim(request)
+            plan.drop(victim)
+            self._preempt(victim, way)
             if victim is request:
                 return
-        draft.add(Chunk(request, request.num_computed_tokens, num_tokens))
+        plan.add(Chunk(request, request.num_computed_tokens, num_tokens))
 
-    def _admit(self, request: Request, draft: Draft, now_s: float) -> bool:
-        """Give the head of the queue its seat, its cached blocks, and what it needs for its next phase."""
+    # --- the queue -------------------------------------------------------------------------------------------------
+
+    def _admit(self, request: Request, plan: OpenPlan, now_s: float) -> bool:
+        """Give it its seat, its cached blocks, and what it needs for its next phase."""
         if not self._has_seat:
             return False
-        if draft.budget == 0 and not request.awaits:
+        if not request.awaits and (plan.budget == 0 or self._too_many_have_begun(plan)):
             return False
         if not self.tables.begin(request, self._num_spare_blocks(request)):
             return False
-        self.waiting.pop(0)
-        if request.awaits or self.limits.reserve_whole_prompt:
+        self.waiting.remove(request)
+        if request.awaits or request.saved or self.limits.reserve_whole_prompt:
             self.tables.reserve(request, request.num_tokens)
+        if request.saved is not None:
+            self.tables.restore(request)
         if request.num_preemptions == 0:
-            self._note_first_admission(request, draft, now_s)
-        if request.awaits:
-            request.phase = Phase.LOADING
-            self.loading.append(request)
-        else:
-            request.phase = Phase.RUNNING
-            self.running.append(request)
-            self._schedule_running(request, draft)
+            self._note_first_admission(request, plan, now_s)
+        elif "blocks" in request.awaits:
+            self._fetch_again(request, plan)
+        request.phase = Phase.LOADING if request.awaits else Phase.RUNNING
+        (self.loading if request.awaits else self.running).append(request)
+        if request.phase is Phase.RUNNING:
+            self._schedule_running(request, plan)
         return True
 
-    def _note_first_admission(self, request: Request, draft: Draft, now_s: float) -> None:
+    def _note_first_admission(self, request: Request, plan: OpenPlan, now_s: float) -> None:
         missing: tuple[int, ...] = ()
         num_cached_blocks = request.num_computed_tokens // self.limits.block_size
         if "blocks" in request.awaits:
-            request.num_awaited_tokens = request.num_tokens_at_arrival
+            request.num_awaited_tokens = request.landed_end = request.num_tokens_at_arrival
             end = num_blocks_for(request.num_awaited_tokens, self.limits.block_size)
             missing = tuple(range(num_cached_blocks, end))
         request.num_cached_tokens = request.num_computed_tokens
         self.num_prefix_queries_tokens += request.num_tokens
         self.num_prefix_hits_tokens += request.num_cached_tokens
         queue_s = now_s - request.arrival_s
-        draft.admitted.append(
-            Admitted(request, tuple(request.block_table), missing, request.num_cached_tokens, queue_s)
-        )
+        plan.admitted.append(Admitted(request, tuple(request.block_table), missing, request.num_cached_tokens, queue_s))
 
-    def _run_if_complete(self, request: Request) -> None:
-        if not request.awaits:
-            self.loading.remove(request)
-            self.running.append(request)
-            request.phase = Phase.RUNNING
-            self.tables.advance(request, request.num_computed_tokens)
-            self.fork(request)
+    def _fetch_again(self, request: Request, plan: OpenPlan) -> None:
+        """What the store has of it, and the prefix cache has not."""
+        block_size = self.limits.block_size
+        request.num_awaited_tokens = request.landed_end = request.num_stored_tokens
+        missing = tuple(range(request.num_computed_tokens // block_size, request.num_stored_tokens // block_size))
+        if missing:
+            cached = request.num_computed_tokens
+            plan.admitted.append(Admitted(request, tuple(request.block_table), missing, cached, 0.0, is_again=True))
+        else:
+            request.awaits.discard("blocks")
 
-    @property
-    def _has_seat(self) -> bool:
-        return len(self.running) + len(self.loading) < self.limits.max_num_seqs
+    def _lets_others_pass(self, request: Request, plan: OpenPlan) -> bool:
+        """A long prompt, while as many of its kind as may have begun and are not done."""
+        most = self.limits.max_long_partial_prefills
+        if not most or request.awaits or not self._is_long(request):
+            return False
+        return sum(self._is_long(one) for one in self._partly_computed(plan)) >= most
+
+    def _too_many_have_begun(self, plan: OpenPlan) -> bool:
+        most = self.limits.max_num_partial_prefills
+        return most > 0 and len(self._partly_computed(plan)) >= most
+
+    def _partly_computed(self, plan: OpenPlan) -> list[Request]:
+        """After this step."""
+        return [one for one in self.running if one.num_uncomputed_tokens > 1 and not plan.completes(one)]
+
+    def _is_long(self, request: Request) -> bool:
+        return request.num_tokens > (self.limits.long_prefill_token_threshold or request.num_tokens)
 
     def _chunk_size(self, request: Request, budget: int) -> int:
         """As many tokens as are left, but within the limits, and never over a landed block."""
@@ -281,6 +179,39 @@ class Scheduler:
             return 0
         return int(self.limits.watermark * self.limits.num_blocks)
 
-    def _queue(self, request: Request) -> None:
-        insort(self.waiting, request, key=lambda request: request.order)
-        self._queue_may_move = True
+    # --- out of blocks ---------------------------------------------------------------------------------------------
+
+    def _choose_victim(self, request: Request) -> tuple[Request, Way]:
+        """Of the lowest priority that is running; never one that is served before `request`."""
+        in_order = sorted(self.running, key=lambda one: one.order)
+        lowest = in_order[-1].priority if self.limits.scheduling_policy == "priority" else None
+        candidates = [one for one in in_order if one.order >= request.order and lowest in (None, one.priority)]
+        losses = [self.tables.loss_of(one) for one in candidates]
+        choices = [self._choose_way(loss) for loss in losses]
+        chosen = choose_victim([one.cost_s for one in choices], [loss.num_freed_blocks for loss in losses])
+        return candidates[chosen], choices[chosen].way
+
+    def _choose_way(self, loss: Loss) -> Choice:
+        swap = self.tables.swap
+        rates = Rates(
+            prefill=self.times.prefill_speed,
+            copy_s_per_block=swap.copy_s_per_block,
+            fetch_s_per_block=self.fetch_s_per_block,
+        )
+        return choose_way(loss, rates, swap.num_free)
+
+    def _preempt(self, victim: Request, way: Way) -> None:
+        """Back to owning no blocks. What it still awaited has come: only RUNNING requests are preempted."""
+        self.running.remove(victim)
+        saved = self.tables.save(victim) if way is Way.SWAP else None
+        if saved is None:
+            self.tables.swap.decline()
+        self.tables.release(victim)
+        victim.saved = saved
+        victim.phase = Phase.WAITING
+        victim.num_awaited_tokens = 0
+        victim.num_preemptions += 1
+        if way is Way.FETCH:
+            victim.awaits.add("blocks")
+        self.preemptions[way] += 1
+        self._queue(victim)

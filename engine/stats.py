@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from kvasir.engine.speeds import PrefillMeter, PrefillSpeed
+
 STEP_TIME_WEIGHT = 0.1  # of the newest step in the moving average
 
 
@@ -20,11 +22,17 @@ class EngineStats:
     decode_step_s: float = 0.0  # moving average over steps without prefill
     prefill_tokens_per_s: float = 0.0  # moving average over steps that were mostly prefill
     num_preemptions: int = 0
+    num_swaps: int = 0  # of them, with what was computed kept on the host
+    num_refetches: int = 0  # of them, to be fetched again from a store
+    num_host_blocks: int = 0  # in use, of the swap space
     num_prefix_queries_tokens: int = 0
     num_prefix_hits_tokens: int = 0
     num_prompt_tokens_computed: int = 0
     num_generation_tokens: int = 0
     num_recomputed_tokens: int = 0  # computed here though their blocks were wanted from elsewhere
+    num_drafts: int = 0  # requests that had draft tokens, counted once a step
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0  # of those
 
     @property
     def kv_cache_usage(self) -> float:
@@ -39,8 +47,9 @@ class StepMetrics:
     step_time_s: float
     num_seqs: int
     num_prefill_tokens: int
-    num_decode_tokens: int
+    num_decode_tokens: int  # drafts among them
     queue_s: tuple[float, ...]  # of the requests admitted in this step
+    sum_of_prefill_positions: int = 0  # over the prompt tokens in it
 
 
 class StepTimes:
@@ -50,6 +59,11 @@ class StepTimes:
         self.step_time_s = 0.0
         self.decode_step_s = 0.0
         self.prefill_tokens_per_s = 0.0
+        self._prefill = PrefillMeter()
+
+    @property
+    def prefill_speed(self) -> PrefillSpeed | None:
+        return self._prefill.speed
 
     def note(self, step: StepMetrics) -> None:
         self.step_time_s = moving_average(self.step_time_s, step.step_time_s)
@@ -58,6 +72,8 @@ class StepTimes:
         elif step.num_prefill_tokens > step.num_decode_tokens and step.step_time_s > 0:
             rate = step.num_prefill_tokens / step.step_time_s
             self.prefill_tokens_per_s = moving_average(self.prefill_tokens_per_s, rate)
+        decode_s = self.decode_step_s if step.num_decode_tokens else 0.0
+        self._prefill.note(step.num_prefill_tokens, step.sum_of_prefill_positions, step.step_time_s - decode_s)
 
 
 def moving_average(old: float, new: float) -> float:

@@ -102,13 +102,17 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A request got its seat. If it awaits blocks, `missing` are the indices of its `block_table` to be filled."""
+    """A request got its seat. If it awaits blocks, `missing` are the indices of its `block_table` to be filled.
+
+    `is_again`: it had been preempted, and wants blocks once more that a store still has.
+    """
 
     request: Request
     block_table: tuple[BlockId, ...]
     missing: tuple[int, ...]
     num_cached_tokens: int
     queue_s: float
+    is_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

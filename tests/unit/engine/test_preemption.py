@@ -2,7 +2,7 @@
 
 from kvasir.engine.engine import Engine
 from kvasir.engine.request import Phase
-from kvasir.engine.scheduler import Draft
+from kvasir.engine.scheduler import OpenPlan
 from kvasir.engine.step import Chunk
 from tests.fakes import fake_tokens
 from tests.unit.engine.test_engine import hash_of, make_engine, make_request, outputs_of, run, runner_of
@@ -62,13 +62,13 @@ def test_one_that_was_in_the_plan_already_leaves_it() -> None:
 
 
 def test_a_dropped_chunk_gives_its_budget_back() -> None:
-    draft = Draft(budget=10)
+    plan = OpenPlan(budget=10)
     request = make_request("r", [1] * 8)
-    draft.add(Chunk(request, 0, 8))
-    assert draft.budget == 2
-    draft.drop(request)
-    draft.drop(request)
-    assert (draft.budget, draft.chunks) == (10, {})
+    plan.add(Chunk(request, 0, 8))
+    assert plan.budget == 2
+    plan.drop(request)
+    plan.drop(request)
+    assert (plan.budget, plan.chunks) == (10, {})
 
 
 def test_an_urgent_prompt_does_not_stall_a_decode() -> None:

@@ -1,0 +1,47 @@
+"""How fast this node computes prompts, learnt from its own steps."""
+
+from dataclasses import dataclass
+
+_KEPT = 0.97  # of a step's weight, when the next one comes
+_MIN_SPREAD = 64.0  # tokens: contexts that differ by less say nothing of what a longer one costs
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSpeed:
+    """A token costs more the further back it stands, since it attends to all before it."""
+
+    token_s: float
+    position_s: float  # and so much more for each token before it
+
+    def seconds(self, start: int, end: int) -> float:
+        """Of computing the tokens [start, end) of one request."""
+        return (end - start) * (self.token_s + self.position_s * (start + end - 1) / 2)
+
+
+class PrefillMeter:
+    """Seconds a token against position, a line through the steps, the newest counting most."""
+
+    def __init__(self) -> None:
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+
+    def note(self, num_tokens: int, sum_of_positions: int, seconds: float) -> None:
+        """One step, the decoding in it not counted."""
+        if num_tokens <= 0 or seconds <= 0:
+            return
+        x, y = sum_of_positions / num_tokens, seconds / num_tokens
+        self._weight = _KEPT * self._weight + num_tokens
+        self._x = _KEPT * self._x + num_tokens * x
+        self._y = _KEPT * self._y + num_tokens * y
+        self._xx = _KEPT * self._xx + num_tokens * x * x
+        self._xy = _KEPT * self._xy + num_tokens * x * y
+
+    @property
+    def speed(self) -> PrefillSpeed | None:
+        """None before the first step."""
+        if self._weight == 0:
+            return None
+        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+        variance = self._xx / self._weight - mean_x**2
+        slope = (self._xy / self._weight - mean_x * mean_y) / variance if variance > _MIN_SPREAD**2 else 0.0
+        slope = min(max(slope, 0.0), mean_y / mean_x if mean_x else 0.0)  # neither part of the cost is negative
+        return PrefillSpeed(mean_y - slope * mean_x, slope)
