@@ -22,7 +22,7 @@ def qk_norm(
     head_dim = len(query_weight)
     for weight, first, last in ((query_weight, 0, num_heads), (key_weight, num_heads, num_heads + num_kv_heads)):
         heads = qkv[:, first * head_dim : last * head_dim]
-        heads.copy_(rms_norm(heads.reshape(-1, head_dim), weight, eps).view(heads.shape))
+        heads.copy_(rms_norm(heads.contiguous().view(-1, head_dim), weight, eps).view(heads.shape))
     return None
 
 

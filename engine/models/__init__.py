@@ -11,10 +11,15 @@ if TYPE_CHECKING:
     from kvasir.engine.models.llama import LlamaForCausalLM
 
 ARCHITECTURES = {
+    "Gemma2ForCausalLM": "kvasir.engine.models.gemma",
+    "Gemma3ForCausalLM": "kvasir.engine.models.gemma",
     "LlamaForCausalLM": "kvasir.engine.models.llama",
     "MistralForCausalLM": "kvasir.engine.models.llama",
+    "MixtralForCausalLM": "kvasir.engine.models.mixtral",
+    "Phi3ForCausalLM": "kvasir.engine.models.phi",
     "Qwen2ForCausalLM": "kvasir.engine.models.qwen",
     "Qwen3ForCausalLM": "kvasir.engine.models.qwen",
+    "Qwen3MoeForCausalLM": "kvasir.engine.models.qwen",
 }
 
 

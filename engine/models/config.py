@@ -1,7 +1,7 @@
 """What a checkpoint's config.json says, checked: a field we do not understand is an error here, not noise later."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,24 @@ class UnsupportedModel(Exception):
     """The model cannot be served; the message names what stands in the way."""
 
 
+_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Feed-forward layers of which each token is given to a few."""
+
+    count: int
+    per_token: int
+    intermediate_size: int
+    normalises: bool  # the weights of a token's experts add up to 1
+    layers: tuple[int, ...]  # that have experts; the others are dense
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
+    """All that decides what the weights mean; a KV block's identity covers every field."""
+
     architecture: str
     vocab_size: int
     hidden_size: int
@@ -33,6 +49,13 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    activation: str = "silu"  # or "gelu_tanh"
+    attention_scale: float  # of query times key
+    attention_softcap: float = 0.0  # c > 0: scores become c tanh(score / c)
+    logits_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    experts: Experts | None = None
+    overflows_float16: bool = False  # made for bfloat16: its activations are larger than float16 can say
 
     @property
     def max_position(self) -> int:
@@ -69,14 +92,13 @@ def read_raw_config(directory: Path, known_architectures: Mapping[str, object]) 
     quantization = raw.get("quantization_config") or raw.get("compression_config")
     if quantization:
         raise UnsupportedModel(f"quantized weights ({quantization.get('quant_method', 'unnamed')}) are not supported")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise UnsupportedModel(f"unknown hidden_act {raw['hidden_act']!r}; known is silu")
     return raw
 
 
 def model_config(raw: Mapping[str, Any], **of_architecture: Any) -> ModelConfig:
     """What all architectures have in common, and `of_architecture`, where they differ."""
     num_heads, num_layers = raw["num_attention_heads"], raw["num_hidden_layers"]
+    head_dim = raw.get("head_dim") or raw["hidden_size"] // num_heads
     fields: dict[str, Any] = {
         "architecture": raw["architectures"][0],
         "vocab_size": raw["vocab_size"],
@@ -85,7 +107,9 @@ def model_config(raw: Mapping[str, Any], **of_architecture: Any) -> ModelConfig:
         "num_layers": num_layers,
         "num_heads": num_heads,
         "num_kv_heads": raw.get("num_key_value_heads") or num_heads,
-        "head_dim": raw.get("head_dim") or raw["hidden_size"] // num_heads,
+        "head_dim": head_dim,
+        "attention_scale": head_dim**-0.5,
+        "activation": activation(raw.get("hidden_act", "silu")),
         "rms_norm_eps": raw.get("rms_norm_eps", 1e-6),
         "ropes": (),
         "rope_of_layer": (0,) * num_layers,
@@ -95,6 +119,20 @@ def model_config(raw: Mapping[str, Any], **of_architecture: Any) -> ModelConfig:
     }
     fields |= of_architecture
     return ModelConfig(**(fields | {"ropes": fields["ropes"] or (read_rope_config(raw),)}))
+
+
+def activation(name: str) -> str:
+    if name not in _ACTIVATIONS:
+        raise UnsupportedModel(f"unknown activation {name!r}; known are {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+def windows_of(kinds: Sequence[str], window: int | None) -> tuple[int, ...]:
+    """By layer, from the `layer_types` of a config."""
+    unknown = set(kinds) - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise UnsupportedModel(f"unknown layer types: {', '.join(sorted(unknown))}")
+    return tuple((window or 0) if kind == "sliding_attention" else 0 for kind in kinds)
 
 
 def eos_token_ids(directory: Path) -> frozenset[int]:

@@ -8,13 +8,14 @@ from torch import Tensor
 from kvasir.engine.batch import BatchInputs
 from kvasir.engine.models.config import ModelConfig
 from kvasir.kernels.decode_attention import decode_attention
+from kvasir.kernels.gelu_mul import gelu_mul
 from kvasir.kernels.linear import PackedLinear
 from kvasir.kernels.prefill_attention import prefill_attention
-from kvasir.kernels.rms_norm import rms_norm
+from kvasir.kernels.qk_norm import qk_norm
 from kvasir.kernels.silu_mul import silu_mul
 from kvasir.kernels.write_kv import write_kv
 
-# Shapes: T tokens in this step  C hidden size  I intermediate size  H query heads  K KV heads  D head dim
+# Shapes: T tokens in this step  C hidden size  I intermediate size  H query heads  K KV heads  D head dim  E experts
 
 
 class Weights(Protocol):
@@ -39,15 +40,15 @@ class Attention:
         inputs = [f"{prefix}.{name}_proj" for name in "qkv"]
         self._qkv = fused_linear(weights, inputs, config.qkv_bias)
         self._output = fused_linear(weights, [f"{prefix}.o_proj"], config.output_bias)
-        self._query_norm = weights(f"{prefix}.q_norm.weight") if config.qk_norm else None
-        self._key_norm = weights(f"{prefix}.k_norm.weight") if config.qk_norm else None
+        self._head_norms = [weights(f"{prefix}.{name}_norm.weight") for name in "qk"] if config.qk_norm else []
 
     def __call__(self, hidden: Tensor, batch: BatchInputs, kv_cache: Tensor) -> Tensor:
         """[T, C] -> [T, C]"""
         config = self._config
         qkv = self._qkv(hidden)
-        self._normalise(qkv, self._query_norm, 0, config.num_heads)
-        self._normalise(qkv, self._key_norm, config.num_heads, config.num_kv_heads)
+        if config.qk_norm:
+            query_norm, key_norm = self._head_norms
+            qk_norm(qkv, query_norm, key_norm, config.num_heads, config.num_kv_heads, config.rms_norm_eps)
         cos, sin = batch.ropes[config.rope_of_layer[self._layer]]
         write_kv(qkv, cos, sin, batch.slot_mapping, kv_cache, self._layer)
         attended = qkv.new_empty(len(qkv), config.num_heads * config.head_dim)
@@ -55,33 +56,55 @@ class Attention:
         return self._output(attended)
 
     def _attend(self, qkv: Tensor, batch: BatchInputs, kv_cache: Tensor, out: Tensor) -> None:
-        scale, window = self._config.head_dim**-0.5, self._config.windows[self._layer]
+        config = self._config
+        scale, window, softcap = config.attention_scale, config.windows[self._layer], config.attention_softcap
         split = batch.num_decodes
         if split > 0:
             decode_attention(
                 qkv[:split], kv_cache, self._layer, batch.block_tables[:split], batch.seq_lens[:split],
-                out[:split], scale=scale, window=window,
+                out[:split], scale=scale, window=window, softcap=softcap,
             )  # fmt: skip
         if split < len(qkv):
             prefill_attention(
                 qkv[split:], kv_cache, self._layer, batch.block_tables[split:], batch.query_starts,
-                batch.seq_lens[split:], out[split:], scale=scale, window=window,
+                batch.seq_lens[split:], out[split:], scale=scale, window=window, softcap=softcap,
             )  # fmt: skip
 
-    def _normalise(self, qkv: Tensor, weight: Tensor | None, first_head: int, num_heads: int) -> None:
-        if weight is None:
-            return
-        head_dim = self._config.head_dim
-        heads = qkv[:, first_head * head_dim : (first_head + num_heads) * head_dim]
-        normalised = rms_norm(heads.reshape(-1, head_dim), weight, self._config.rms_norm_eps)
-        heads.copy_(normalised.view(heads.shape))
+
+def feed_forward(config: ModelConfig, weights: Weights, prefix: str, layer: int) -> "FeedForward | ExpertFeedForward":
+    is_dense = config.experts is None or layer not in config.experts.layers
+    return (FeedForward if is_dense else ExpertFeedForward)(config, weights, prefix)
 
 
 class FeedForward:
     def __init__(self, config: ModelConfig, weights: Weights, prefix: str) -> None:
         self._gate_up = fused_linear(weights, [f"{prefix}.gate_proj", f"{prefix}.up_proj"], config.mlp_bias)
         self._down = fused_linear(weights, [f"{prefix}.down_proj"], config.mlp_bias)
+        self._activate = silu_mul if config.activation == "silu" else gelu_mul
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[T, C] -> [T, C]"""
-        return self._down(silu_mul(self._gate_up(hidden)))
+        return self._down(self._activate(self._gate_up(hidden)))
+
+
+class ExpertFeedForward:
+    """Each token goes to a few of many feed-forward layers, and takes the sum of what they give, weighted."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, prefix: str) -> None:
+        assert config.experts is not None
+        self._config = config.experts
+        self._router = fused_linear(weights, [f"{prefix}.gate"], bias=False)
+        self._experts = [FeedForward(config, weights, f"{prefix}.experts.{i}") for i in range(self._config.count)]
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[T, C] -> [T, C]; each expert computes its own tokens alone"""
+        probabilities = self._router(hidden).float().softmax(dim=-1)  # [T, E]
+        shares, chosen = probabilities.topk(self._config.per_token, dim=-1)
+        if self._config.normalises:
+            shares = shares / shares.sum(dim=-1, keepdim=True)
+        out = torch.zeros_like(hidden)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            tokens, places = (chosen == expert).nonzero(as_tuple=True)
+            share = shares[tokens, places, None].to(hidden.dtype)
+            out.index_add_(0, tokens, self._experts[expert](hidden[tokens]) * share)
+        return out

@@ -1,14 +1,14 @@
 """Llama 2 and 3, SmolLM2, Mistral; and, with what `read_config` says of them, their relatives."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from kvasir.engine.batch import BatchInputs
 from kvasir.engine.models.config import ModelConfig, model_config
-from kvasir.engine.models.layers import Attention, FeedForward, Weights
+from kvasir.engine.models.layers import Attention, Weights, feed_forward
 from kvasir.kernels.linear import PackedLinear
 from kvasir.kernels.rms_norm import rms_norm
 
@@ -17,13 +17,15 @@ from kvasir.kernels.rms_norm import rms_norm
 
 
 class DecoderLayer:
+    middle_norm: ClassVar[str] = "post_attention_layernorm"  # before the feed-forward layer
+
     def __init__(self, config: ModelConfig, weights: Weights, layer: int) -> None:
         prefix = f"model.layers.{layer}"
         self._eps = config.rms_norm_eps
         self._input_norm = weights(f"{prefix}.input_layernorm.weight")
         self._attention = Attention(config, weights, f"{prefix}.self_attn", layer)
-        self._middle_norm = weights(f"{prefix}.post_attention_layernorm.weight")
-        self._feed_forward = FeedForward(config, weights, f"{prefix}.mlp")
+        self._middle_norm = weights(f"{prefix}.{self.middle_norm}.weight")
+        self._feed_forward = feed_forward(config, weights, f"{prefix}.mlp", layer)
 
     def __call__(self, hidden: Tensor, residual: Tensor, batch: BatchInputs, kv_cache: Tensor) -> Tensor:
         """hidden [T, C] is still to be added to residual [T, C], which is updated in place."""
@@ -32,6 +34,8 @@ class DecoderLayer:
 
 
 class LlamaForCausalLM:
+    layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
+
     @classmethod
     def read_config(cls, raw: Mapping[str, Any]) -> ModelConfig:
         bias = bool(raw.get("attention_bias", False))
@@ -40,13 +44,15 @@ class LlamaForCausalLM:
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
         self._embedding = weights("model.embed_tokens.weight")
-        self._layers = [DecoderLayer(config, weights, layer) for layer in range(config.num_layers)]
+        self._layers = [self.layer_class(config, weights, layer) for layer in range(config.num_layers)]
         self._norm = weights("model.norm.weight")
         self._head = PackedLinear(self._embedding if config.tie_word_embeddings else weights("lm_head.weight"))
 
     def forward(self, batch: BatchInputs, kv_cache: Tensor) -> Tensor:
         """-> hidden [T, C]; writes the step's keys and values into kv_cache [N, L, 2, K, B, D]"""
         residual = torch.nn.functional.embedding(batch.token_ids, self._embedding)
+        if self.config.embedding_scale != 1:
+            residual *= torch.tensor(self.config.embedding_scale, dtype=residual.dtype)
         hidden = torch.zeros_like(residual)
         for layer in self._layers:
             hidden = layer(hidden, residual, batch, kv_cache)
@@ -54,7 +60,9 @@ class LlamaForCausalLM:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, C], the rows that need logits -> [R, V] float32"""
-        return self._head(rms_norm(hidden, self._norm, self.config.rms_norm_eps)).float()
+        logits = self._head(rms_norm(hidden, self._norm, self.config.rms_norm_eps)).float()
+        cap = self.config.logits_softcap
+        return logits.div_(cap).tanh_().mul_(cap) if cap > 0 else logits
 
 
 class MistralForCausalLM(LlamaForCausalLM):

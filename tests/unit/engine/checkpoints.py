@@ -10,10 +10,15 @@ from torch import Tensor
 
 VOCAB = 96
 _CLASSES = {
+    "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
+    "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+    "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
+    "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
 }
 
 
@@ -34,6 +39,7 @@ def save_checkpoint(
         "tie_word_embeddings": False,
         "bos_token_id": 1,
         "eos_token_id": 2,
+        "pad_token_id": 0,
         "initializer_range": 0.3,
     }
     torch.manual_seed(5)

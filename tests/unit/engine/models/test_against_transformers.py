@@ -13,6 +13,8 @@ LONG = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(150)]  # past the 64 posi
 CHUNKS = [33, 1, 1, 40, 75]
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
 LLAMA3 = YARN | {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+PARTIAL = {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.75}
+MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
     "linear": {"rope_type": "linear", "factor": 2.5},
@@ -61,6 +63,16 @@ def test_dynamic_rope_up_to_the_original_length(tmp_path: Path) -> None:
         ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
         ("qwen3", {}),
         ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+        ("gemma2", {"sliding_window": 9, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 3.0}),
+        ("gemma3", {"sliding_window": 9, "query_pre_attn_scalar": 24, "sliding_window_pattern": 2}),
+        ("gemma3", {"tie_word_embeddings": True, "num_key_value_heads": 1, "head_dim": 32}),
+        ("phi3", {"hidden_size": 64}),
+        ("phi3", {"hidden_size": 64, "sliding_window": 9, "rope_parameters": PARTIAL}),
+        ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+        ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 1, "sliding_window": 9}),
+        ("qwen3_moe", MOE | {"norm_topk_prob": True}),
+        ("qwen3_moe", MOE | {"mlp_only_layers": [1]}),
+        ("qwen3_moe", MOE | {"decoder_sparse_step": 2}),
     ],
 )
 def test_each_architecture(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
