@@ -18,7 +18,7 @@ def rounded(values, dtype: tl.constexpr):
         bits = values.to(tl.int32, bitcast=True)
         near = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
         return tl.where(values == values, near, 0x7FC0).to(tl.int16).to(tl.bfloat16, bitcast=True)
-    else:
+    else:  # noqa: RET505 - what follows a constant condition is compiled all the same
         return values.to(dtype)
 
 
@@ -36,13 +36,14 @@ def e4m3_bits(values, IS_NATIVE: tl.constexpr):
     """float32 in [-448, 448] -> the bits of float8 e4m3, to nearest, ties to even."""
     if IS_NATIVE:
         return values.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
-    bits = values.to(tl.int32, bitcast=True)
-    rest = bits & _REST
-    # 3 bits of the mantissa stay, and the exponent's bias goes from 127 to 7.
-    normal = ((rest + 0x7FFFF + (rest >> 20 & 1)) >> 20) - (120 << 3)
-    # The last bit of a float32 near 2^14 is 2^-9, the step of all that is below 2^-6: adding 2^14 rounds to it.
-    tiny = (tl.abs(values) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
-    return (tl.where(rest < 0x3C800000, tiny, normal) | (bits >> 24 & 0x80)).to(tl.uint8)
+    else:  # noqa: RET505
+        bits = values.to(tl.int32, bitcast=True)
+        rest = bits & _REST
+        # 3 bits of the mantissa stay, and the exponent's bias goes from 127 to 7.
+        normal = ((rest + 0x7FFFF + (rest >> 20 & 1)) >> 20) - (120 << 3)
+        # The last bit of a float32 near 2^14 is 2^-9, the step of all that is below 2^-6: adding 2^14 rounds to it.
+        tiny = (tl.abs(values) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+        return (tl.where(rest < 0x3C800000, tiny, normal) | (bits >> 24 & 0x80)).to(tl.uint8)
 
 
 @triton.jit

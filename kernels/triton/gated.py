@@ -36,9 +36,8 @@ def _gated_kernel(gate_up_ptr, out_ptr, size, row_stride, IS_GELU: tl.constexpr,
     gate_ptrs = gate_up_ptr + row * row_stride + columns
     gate = tl.load(gate_ptrs, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_ptrs + size, mask=mask, other=0.0).to(tl.float32)
+    inner = gate
     if IS_GELU:
         inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    else:
-        inner = gate
     out = gate / (1.0 + tl.exp(-inner)) * up
     tl.store(out_ptr + row * size + columns, rounded(out, out_ptr.dtype.element_ty), mask=mask)

@@ -21,8 +21,9 @@ def qk_norm(
 ) -> None:
     """As in `kvasir.kernels.qk_norm`; rows of qkv may lie apart."""
     head_dim = len(query_weight)
-    assert qkv.stride(1) == 1 and qkv.shape[1] >= (num_heads + num_kv_heads) * head_dim
-    assert query_weight.stride(0) == key_weight.stride(0) == 1 and len(key_weight) == head_dim
+    assert qkv.stride(1) == query_weight.stride(0) == key_weight.stride(0) == 1
+    assert qkv.shape[1] >= (num_heads + num_kv_heads) * head_dim
+    assert len(key_weight) == head_dim
     block_size = triton.next_power_of_2(head_dim)
     rows = max(_VALUES_A_PROGRAM // block_size, 1)
     _qk_norm_kernel[(len(qkv), triton.cdiv(num_heads + num_kv_heads, rows))](

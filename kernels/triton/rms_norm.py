@@ -22,8 +22,8 @@ _MAX_WARPS = 16
 def rms_norm(hidden: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
     """As in `kvasir.kernels.rms_norm`; rows of hidden and residual may lie apart, values of a row may not."""
     num_tokens, size = hidden.shape
-    assert weight.shape == (size,) and weight.stride(0) == 1, f"{weight.shape} weights for rows of {size}"
-    assert hidden.stride(1) == 1, "the kernel reads rows of C"
+    assert weight.shape == (size,), f"{tuple(weight.shape)} weights for rows of {size}"
+    assert hidden.stride(1) == weight.stride(0) == 1, "the kernel reads rows of C"
     assert residual is None or (residual.shape == hidden.shape and residual.dtype == hidden.dtype)
     assert residual is None or residual.stride(1) == 1
     out = torch.empty((num_tokens, size), dtype=hidden.dtype, device=hidden.device)
