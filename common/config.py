@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliApp,
+    CliSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -53,7 +54,7 @@ class ServiceConfig(BaseSettings):
         try:
             if prog is not None:
                 cls.model_config["cli_prog_name"] = prog
-            return CliApp.run(cls, cli_args=argv)
+            return CliApp.run(cls, cli_args=argv, cli_settings_source=_with_config_option(cls))
         except ValidationError as error:
             _refuse("\n".join(_explain(problem, cls) for problem in error.errors()))
         except (SettingsError, FileNotFoundError) as error:
@@ -88,6 +89,16 @@ class ServiceConfig(BaseSettings):
         return sorted(
             name for name in environ if name.upper().startswith(prefix) and name.upper().split("__")[0] not in known
         )
+
+
+def _with_config_option(cls: type[ServiceConfig]) -> CliSettingsSource[Any]:
+    """The parser of the command line, whose --help knows --config too."""
+    source: CliSettingsSource[Any] = CliSettingsSource(cls)
+    variable = "KVASIR_CONFIG"
+    source.root_parser.add_argument(
+        "--config", metavar="FILE", help=f"YAML file with any of these options, by their names; or {variable}."
+    )
+    return source
 
 
 def _take_config_option(argv: list[str]) -> tuple[list[str], str | None]:

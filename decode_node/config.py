@@ -1,6 +1,8 @@
-from pydantic import Field
+from typing import Any, Self
 
-from kvasir.node.config import NodeConfig
+from pydantic import Field, model_validator
+
+from kvasir.node.config import Memory, NodeConfig
 
 
 class DecodeConfig(NodeConfig, env_prefix="KVASIR_DECODE_"):
@@ -11,6 +13,16 @@ class DecodeConfig(NodeConfig, env_prefix="KVASIR_DECODE_"):
     max_num_seqs: int = Field(default=64, gt=0, description="Requests that are here at once, loading ones included.")
     # What a decode node computes of prompts holds up everybody's next token, so it comes in small pieces.
     max_num_batched_tokens: int = Field(default=256, gt=0, description="Tokens of one step.")
+    target_itl_ms: float = Field(
+        default=0.0,
+        ge=0,
+        description="Prompts are computed here in pieces that let others have their next token in time; 0: no target.",
+    )
+    swap_space: Memory | None = Field(
+        default=None,
+        ge=0,
+        description="Host memory for what preempted requests have computed; default: a quarter of the KV cache's.",
+    )
     kv_write_back: bool = Field(
         default=False,
         description="Stores: write the blocks that were filled here, answers too, for the next turn on any node.",
@@ -18,3 +30,14 @@ class DecodeConfig(NodeConfig, env_prefix="KVASIR_DECODE_"):
     admission_timeout_s: float = Field(
         default=5.0, gt=0, description="A request that the engine has not admitted by then is refused."
     )
+
+    def engine_options(self) -> dict[str, Any]:
+        return {"target_itl_s": self.target_itl_ms / 1000, "swap_space": self.swap_space}
+
+    @model_validator(mode="after")
+    def _has_room_for_prompts(self) -> Self:
+        """Else those who decode could take every step for themselves."""
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            wanted, given = self.max_num_seqs, self.max_num_batched_tokens
+            raise ValueError(f"max_num_batched_tokens of {given} is less than max_num_seqs of {wanted}")
+        return self

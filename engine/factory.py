@@ -9,6 +9,7 @@ import torch
 from kvasir.engine.blocks import KVLayout
 from kvasir.engine.engine import Engine
 from kvasir.engine.grammar import Grammars
+from kvasir.engine.host_blocks import HostBlocks
 from kvasir.engine.identity import kv_identity
 from kvasir.engine.kv_cache import KVCache, default_budget_bytes, kv_layout, num_blocks_that_fit
 from kvasir.engine.limits import Limits
@@ -18,8 +19,11 @@ from kvasir.engine.models.config import ModelConfig, UnsupportedModel, eos_token
 from kvasir.engine.models.loader import choose_dtype, load_model
 from kvasir.engine.scheduler import Scheduler
 from kvasir.engine.settings import EngineSettings
+from kvasir.engine.swap_space import SwapSpace
 
 log = logging.getLogger(__name__)
+
+_SWAP_SHARE = 4  # by default, so many times smaller than the KV cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,10 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
     config = config.for_length(max_model_len)
     dtype = choose_dtype(settings.dtype, config, device)
     layout = kv_layout(config, settings.block_size, dtype)
+    model = load_model(directory, config, dtype, device)
+    num_blocks = num_blocks_that_fit(settings.kv_cache_memory or default_budget_bytes(device), layout)
+    if settings.max_model_len == "auto":
+        max_model_len = min(max_model_len, num_blocks * settings.block_size)
     info = ModelInfo(
         name=directory.name,
         kv_identity=kv_identity(directory, config, layout),
@@ -54,28 +62,44 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
         dtype=layout.dtype,
         layout=layout,
     )
-    model = load_model(directory, config, dtype, device)
-    num_blocks = num_blocks_that_fit(settings.kv_cache_memory or default_budget_bytes(device), layout)
     kv_cache = KVCache(layout, num_blocks, device)
     runner = ModelRunner(model, kv_cache, info.max_model_len)
     runner.warm_up()
-    log.info(
-        "%s in %s on %s, %d threads; KV cache of %d blocks, %d tokens",
-        info.name, info.dtype, device, torch.get_num_threads(), num_blocks, num_blocks * settings.block_size,
-    )  # fmt: skip
+    log.info("%s in %s on %s, %d threads", info.name, info.dtype, device, torch.get_num_threads())
+    log.info("%s", capacity_of(num_blocks, settings.block_size, info.max_model_len))
     scheduler = Scheduler(_limits(settings, info, num_blocks), info.kv_identity)
+    scheduler.tables.swap = _swap_space(settings, kv_cache)
     grammars = Grammars(directory / "tokenizer.json", info.vocab_size, info.eos_token_ids)
     return Engine(scheduler, runner, grammars=grammars), kv_cache, info
 
 
 def _max_model_len(settings: EngineSettings, config: ModelConfig) -> int:
-    if settings.max_model_len is not None and settings.max_model_len > config.longest:
+    if settings.max_model_len is None or settings.max_model_len == "auto":
+        return config.max_position
+    if settings.max_model_len > config.longest:
         kinds = ", ".join(dict.fromkeys(rope.kind for rope in config.ropes))
         raise UnsupportedModel(
             f"max_model_len {settings.max_model_len} is more than the {config.longest} positions of this model "
             f"(rope type {kinds})"
         )
-    return settings.max_model_len or config.max_position
+    return settings.max_model_len
+
+
+def capacity_of(num_blocks: int, block_size: int, max_model_len: int) -> str:
+    """(100, 16, 400) -> "KV cache of 100 blocks: 1,600 tokens, 4.00 requests of 400 tokens" """
+    num_tokens = num_blocks * block_size
+    requests = f"{num_tokens / max_model_len:.2f} requests of {max_model_len:,} tokens"
+    return f"KV cache of {num_blocks:,} blocks: {num_tokens:,} tokens, {requests}"
+
+
+def _swap_space(settings: EngineSettings, kv_cache: KVCache) -> SwapSpace:
+    """A prefill node reserves a whole prompt or does not begin, and preempts nobody."""
+    bytes_per_block = kv_cache.layout.bytes_per_block
+    size = settings.swap_space
+    num_blocks = kv_cache.num_blocks // _SWAP_SHARE if size is None else size // bytes_per_block
+    if settings.role == "prefill" or num_blocks == 0:
+        return SwapSpace()
+    return SwapSpace(num_blocks, HostBlocks(kv_cache, num_blocks))
 
 
 def _limits(settings: EngineSettings, info: ModelInfo, num_blocks: int) -> Limits:
@@ -90,4 +114,8 @@ def _limits(settings: EngineSettings, info: ModelInfo, num_blocks: int) -> Limit
         enable_prefix_caching=settings.enable_prefix_caching,
         reserve_whole_prompt=settings.role == "prefill",
         scheduling_policy=settings.scheduling_policy,
+        priority_aging_s=settings.priority_aging_s,
+        max_num_partial_prefills=settings.max_num_partial_prefills,
+        max_long_partial_prefills=settings.max_long_partial_prefills,
+        target_itl_s=settings.target_itl_s,
     )

@@ -1,6 +1,7 @@
 """Who computes how many tokens in the next step."""
 
 from collections import Counter
+from math import ceil
 
 from kvasir.engine.blocks import num_blocks_for
 from kvasir.engine.limits import Limits
@@ -11,12 +12,15 @@ from kvasir.engine.stats import StepTimes
 from kvasir.engine.step import Admitted, Chunk, StepPlan
 from kvasir.engine.step_budget import StepBudget
 
+_LARGEST_SHARE = 0.75  # of what is left of a step, for one prompt while others are behind it
+
 
 class OpenPlan:
     """A step's plan in the making."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
+        self.num_prompts = 0  # that are still to be considered
         self.chunks: dict[RequestId, Chunk] = {}
         self.admitted: list[Admitted] = []
 
@@ -71,6 +75,7 @@ class Scheduler(Queues):
         for request in in_order:
             if request.num_uncomputed_tokens <= 1 and request.phase is Phase.RUNNING:
                 self._schedule_running(request, plan)
+        plan.num_prompts = len(prompts) + len(self.waiting)
         if self.step_budget is not None:
             plan.budget = self.step_budget.num_prefill_tokens(len(plan.chunks), plan.budget)
         for request in prompts:
@@ -82,10 +87,13 @@ class Scheduler(Queues):
                 continue
             if not self._admit(request, plan, now_s):
                 break
+        self._hand_out_the_rest(plan)
         return StepPlan(tuple(plan.chunks.values())), plan.admitted
 
     def _schedule_running(self, request: Request, plan: OpenPlan) -> None:
-        num_tokens = self._chunk_size(request, plan.budget)
+        if request.num_uncomputed_tokens > 1:
+            plan.num_prompts -= 1
+        num_tokens = self._chunk_size(request, plan)
         if num_tokens == 0:
             return
         while not self.tables.reserve(request, request.num_computed_tokens + num_tokens):
@@ -163,11 +171,29 @@ class Scheduler(Queues):
     def _is_long(self, request: Request) -> bool:
         return request.num_tokens > (self.limits.long_prefill_token_threshold or request.num_tokens)
 
-    def _chunk_size(self, request: Request, budget: int) -> int:
-        """As many tokens as are left, but within the limits, and never over a landed block."""
-        num_tokens = min(request.num_uncomputed_tokens, budget)
+    def _chunk_size(self, request: Request, plan: OpenPlan) -> int:
+        """As many tokens as are left, but within the limits, and with something left for those behind it."""
+        budget = plan.budget
         if self.limits.long_prefill_token_threshold:
-            num_tokens = min(num_tokens, self.limits.long_prefill_token_threshold)
+            budget = min(budget, self.limits.long_prefill_token_threshold)
+        elif plan.num_prompts > 0:
+            budget = ceil(_LARGEST_SHARE * budget)
+        return min(self._most_at_once(request), budget)
+
+    def _hand_out_the_rest(self, plan: OpenPlan) -> None:
+        """Those behind did not take all that was left for them."""
+        for chunk in tuple(plan.chunks.values()):
+            request = chunk.request
+            num_tokens = min(self._most_at_once(request), chunk.num_tokens + plan.budget)
+            if self.limits.long_prefill_token_threshold or num_tokens <= chunk.num_tokens:
+                continue
+            if self.tables.reserve(request, chunk.start + num_tokens):
+                plan.drop(request)
+                plan.add(Chunk(request, chunk.start, num_tokens))
+
+    def _most_at_once(self, request: Request) -> int:
+        """Never over a landed block."""
+        num_tokens = request.num_uncomputed_tokens
         if request.loaded_blocks:
             next_landed = min(request.loaded_blocks) * self.limits.block_size
             num_tokens = min(num_tokens, next_landed - request.num_computed_tokens)

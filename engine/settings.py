@@ -11,7 +11,7 @@ class EngineSettings:
     dtype: str = "auto"  # the checkpoint's; on a CPU float32
     device: str = "cpu"
     num_threads: int = 0  # compute threads, on a CPU; 0: as many as torch chooses
-    max_model_len: int | None = None  # None: what the model allows
+    max_model_len: int | Literal["auto"] | None = None  # None: what the model allows; auto: and the KV cache holds
     block_size: int = 16
     kv_cache_memory: int | None = None  # bytes; None: a share of what is free
     max_num_seqs: int = 64
@@ -20,3 +20,8 @@ class EngineSettings:
     watermark: float = 0.01
     enable_prefix_caching: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    priority_aging_s: float = 0.0
+    max_num_partial_prefills: int = 0
+    max_long_partial_prefills: int = 0
+    target_itl_s: float = 0.0
+    swap_space: int | None = 0  # bytes; None: a quarter of the KV cache's

@@ -67,6 +67,10 @@ def engine_settings(config: NodeConfig, role: Literal["prefill", "decode"]) -> E
         watermark=config.watermark,
         enable_prefix_caching=config.enable_prefix_caching,
         scheduling_policy=config.scheduling_policy,
+        priority_aging_s=config.priority_aging_s,
+        max_num_partial_prefills=config.max_num_partial_prefills,
+        max_long_partial_prefills=config.max_long_partial_prefills,
+        **config.engine_options(),
     )
 
 

@@ -1,7 +1,7 @@
 """What prefill and decode nodes can both be told. Names are vLLM's where it has one."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -58,8 +58,8 @@ class NodeConfig(ServiceConfig):
 
     device: str = Field(default="cpu", description="cpu, cuda, cuda:1, ...")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    max_model_len: int | None = Field(
-        default=None, gt=0, description="Longest request in tokens; default: the model's."
+    max_model_len: Annotated[int, Field(gt=0)] | Literal["auto"] | None = Field(
+        default=None, description="Longest request in tokens; auto: what fits the KV cache; default: the model's."
     )
     block_size: int = Field(default=16, gt=0, description="Tokens of one KV block.")
     kv_cache_memory: Memory | None = Field(
@@ -69,10 +69,25 @@ class NodeConfig(ServiceConfig):
     max_num_seqs: int = Field(gt=0, description="Requests that run at once.")
     max_num_batched_tokens: int = Field(gt=0, description="Tokens of one step.")
     long_prefill_token_threshold: int = Field(default=0, ge=0, description="Most tokens of one prompt a step; 0: all.")
+    max_num_partial_prefills: int = Field(
+        default=0, ge=0, description="Prompts that may be partly computed at once; 0: any number."
+    )
+    max_long_partial_prefills: int = Field(
+        default=0,
+        ge=0,
+        description="Of them, longer than long_prefill_token_threshold: shorter ones may pass; 0: any number.",
+    )
     watermark: float = Field(default=0.01, ge=0, lt=1, description="Share of blocks kept free of newcomers.")
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    priority_aging_s: float = Field(
+        default=10.0, ge=0, description="priority: a waiting request gains one level in so many seconds; 0: never."
+    )
     threads: int | None = Field(default=None, gt=0, description="Compute threads; default: one a CPU it may use.")
     cpus: str = Field(default="", description="CPUs to stay on (0,2-4); default: all.")
+
+    def engine_options(self) -> dict[str, Any]:
+        """Settings of the engine that only one kind of node has."""
+        return {}
 
     @field_validator("listen", "kv_listen", "join")
     @classmethod
