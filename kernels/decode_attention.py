@@ -1,7 +1,5 @@
 """Attention of the newest tokens of each sequence, over the paged KV cache, read in place."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -38,15 +36,16 @@ def decode_attention(
         return triton.decode_attention(
             query, kv_cache, layer, block_tables, seq_lens, out, scale=scale, window=window, softcap=softcap
         )
-    if query.device.type != "cpu" or kv_cache.dtype != torch.float32 or softcap > 0:
+    if query.device.type != "cpu" or kv_cache.dtype != torch.float32:
         return decode_attention_reference(
             query, kv_cache, layer, block_tables, seq_lens, out, scale=scale, window=window, softcap=softcap
         )
     if len(query) > len(seq_lens):
         query_starts = _query_starts(query, seq_lens)
         return prefill_attention(
-            query, kv_cache, layer, block_tables, query_starts, seq_lens, out, scale=scale, window=window
-        )
+            query, kv_cache, layer, block_tables, query_starts, seq_lens, out,
+            scale=scale, window=window, softcap=softcap,
+        )  # fmt: skip
     from kvasir.kernels.cpu import decode_attention as cpu
     from kvasir.kernels.cpu import threads
 
@@ -60,7 +59,7 @@ def decode_attention(
         query.data_ptr(), len(seq_lens), query.stride(0), out.shape[1] // head_dim,
         kv_cache.data_ptr(), num_blocks, num_layers, num_kv_heads, block_size, head_dim, layer,
         block_tables.data_ptr(), block_tables.shape[1], seq_lens.data_ptr(),
-        threads.float_bits(scale * math.log2(math.e)), window, out.data_ptr(),
+        *threads.scales(scale, softcap), window, out.data_ptr(),
     )  # fmt: skip
     return None
 

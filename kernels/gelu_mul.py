@@ -1,5 +1,6 @@
 """The gated activation of Gemma's feed-forward layers."""
 
+import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
@@ -14,7 +15,16 @@ def gelu_mul(gate_up: Tensor) -> Tensor:
         from kvasir.kernels.triton.gated import gated
 
         return gated(gate_up, "gelu")
-    return gelu_mul_reference(gate_up)
+    if gate_up.device.type != "cpu" or gate_up.dtype != torch.float32:
+        return gelu_mul_reference(gate_up)
+    from kvasir.kernels.cpu import rows, threads
+
+    assert gate_up.is_contiguous(), "the loop reads rows of 2 I"
+    num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(num_tokens, size)
+    num_pieces = -(-num_tokens // rows.ROWS_A_PIECE)
+    threads.launch(rows.gelu_mul, num_pieces, num_tokens, size, gate_up.data_ptr(), out.data_ptr())
+    return out
 
 
 def gelu_mul_reference(gate_up: Tensor) -> Tensor:

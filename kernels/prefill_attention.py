@@ -1,7 +1,5 @@
 """Causal attention of prompt chunks over the paged KV cache, read in place."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -39,7 +37,7 @@ def prefill_attention(
             query, kv_cache, layer, block_tables, query_starts, seq_lens, out,
             scale=scale, window=window, softcap=softcap,
         )  # fmt: skip
-    if query.device.type != "cpu" or kv_cache.dtype != torch.float32 or softcap > 0:
+    if query.device.type != "cpu" or kv_cache.dtype != torch.float32:
         return prefill_attention_reference(
             query, kv_cache, layer, block_tables, query_starts, seq_lens, out,
             scale=scale, window=window, softcap=softcap,
@@ -57,7 +55,7 @@ def prefill_attention(
         query.data_ptr(), len(query), query.stride(0), out.shape[1] // head_dim,
         kv_cache.data_ptr(), num_blocks, num_layers, num_kv_heads, block_size, head_dim, layer,
         block_tables.data_ptr(), len(seq_lens), block_tables.shape[1], query_starts.data_ptr(), seq_lens.data_ptr(),
-        threads.float_bits(scale * math.log2(math.e)), window, out.data_ptr(),
+        *threads.scales(scale, softcap), window, out.data_ptr(),
     )  # fmt: skip
     return None
 

@@ -32,7 +32,7 @@ def write_kv(
         return triton.write_kv(qkv, cos, sin, slots, kv_cache, layer, interleaved=interleaved)
     num_blocks, num_layers, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     has_loop = qkv.device.type == "cpu" and qkv.dtype == kv_cache.dtype == torch.float32
-    if not has_loop or interleaved or (cos is not None and cos.shape[1] < head_dim // 2):
+    if not has_loop or interleaved:
         return write_kv_reference(qkv, cos, sin, slots, kv_cache, layer, interleaved=interleaved)
     from kvasir.kernels.cpu import rows, threads
 
@@ -40,12 +40,13 @@ def write_kv(
     assert qkv.is_contiguous()
     assert kv_cache.is_contiguous()
     assert slots.dtype == torch.int64
-    assert cos is None or (cos.is_contiguous() and cos.shape == (num_tokens, head_dim // 2))
+    half = 0 if cos is None else cos.shape[1]
+    assert cos is None or (cos.is_contiguous() and cos.shape == (num_tokens, half) and 2 * half <= head_dim)
     threads.launch(
         rows.write_kv, -(-num_tokens // rows.ROWS_A_PIECE),
         num_tokens, qkv.data_ptr(), num_heads, 0 if cos is None else cos.data_ptr(),
         0 if sin is None else sin.data_ptr(), slots.data_ptr(), layer,
-        kv_cache.data_ptr(), num_blocks, num_layers, num_kv_heads, block_size, head_dim,
+        kv_cache.data_ptr(), num_blocks, num_layers, num_kv_heads, block_size, head_dim, half,
     )  # fmt: skip
     return None
 

@@ -18,6 +18,7 @@ from kvasir.kernels.cpu.simd import (
     next_piece,
     padded,
     prefetch,
+    soft_cap,
 )
 
 # Shapes: S sequences  B tokens a block  H query heads  K KV heads  G = H / K  D head dim
@@ -49,19 +50,20 @@ def _add_values(scores: Any, num_rows: Any, count: Any, cache: Any, layer: Any, 
     What lies behind them is an earlier owner's, perhaps NaN, and must not even be multiplied by 0.
     """
     block_size, head_dim = cache.shape[4], cache.shape[5]
-    if head_dim % TILE_COLUMNS == 0:
-        values = cache.ctypes.data + block * cache.strides[0] + layer * cache.strides[1] + cache.strides[2]
-        values += head * cache.strides[3]
-        for r in range(0, num_rows, TILE_ROWS):
-            for d in range(0, head_dim, TILE_COLUMNS):
-                multiply_tile(
-                    scores.ctypes.data + r * scores.strides[0], block_size, values + 4 * d, head_dim,
-                    sums.ctypes.data + r * sums.strides[0] + 4 * d, head_dim, count,
-                )  # fmt: skip
+    in_tiles = head_dim // TILE_COLUMNS * TILE_COLUMNS
+    values = cache.ctypes.data + block * cache.strides[0] + layer * cache.strides[1] + cache.strides[2]
+    values += head * cache.strides[3]
+    for r in range(0, num_rows, TILE_ROWS):
+        for d in range(0, in_tiles, TILE_COLUMNS):
+            multiply_tile(
+                scores.ctypes.data + r * scores.strides[0], block_size, values + 4 * d, head_dim,
+                sums.ctypes.data + r * sums.strides[0] + 4 * d, head_dim, count,
+            )  # fmt: skip
+    if in_tiles == head_dim:
         return
     for r in range(num_rows):
         for i in range(count):
-            for d in range(head_dim):
+            for d in range(in_tiles, head_dim):
                 sums[r, d] += scores[r, i] * cache[block, layer, 1, head, i, d]
 
 
@@ -90,7 +92,7 @@ def _softmax(num_rows: Any, scores: Any, low: Any, high: Any, state: Any, sums: 
 
 @compiled
 def _work(counter: Any, query: Any, num_heads: Any, cache: Any, layer: Any, block_tables: Any, seq_lens: Any,
-          scale: Any, window: Any, out: Any) -> None:  # fmt: skip
+          scale: Any, cap: Any, window: Any, out: Any) -> None:  # fmt: skip
     num_seqs = len(seq_lens)
     num_kv_heads, block_size, head_dim = cache.shape[3], cache.shape[4], cache.shape[5]
     group = num_heads // num_kv_heads
@@ -118,18 +120,20 @@ def _work(counter: Any, query: Any, num_heads: Any, cache: Any, layer: Any, bloc
             block = block_tables[s, index]
             next_block = block_tables[s, min(index + 1, last)]
             _score_block(scaled, group, cache, layer, block, next_block, head, scores)
+            if cap > 0:
+                soft_cap(scores, group, cap)
             count = min(block_size, end - first)
             _softmax(group, scores, max(0, first_seen - first), count, state, sums)
             _add_values(scores, group, count, cache, layer, block, head, sums)
         for r in range(group):
-            weight = np.float32(1) / state[r, 1]
+            weight = np.float32(1) / state[r, 1] if end > 0 else np.float32(0)
             for d in range(head_dim):
                 out[s, (head * group + r) * head_dim + d] = sums[r, d] * weight
 
 
 @loop
 def decode_attention(arguments: Any) -> None:
-    a = carray(arguments, 18)
+    a = carray(arguments, 19)
     num_seqs, num_heads = a[2], a[4]
     num_blocks, num_layers, num_kv_heads, block_size, head_dim = a[6], a[7], a[8], a[9], a[10]
     _work(
@@ -141,6 +145,7 @@ def decode_attention(arguments: Any) -> None:
         int32_array(a[12], (num_seqs, a[13])),
         int32_array(a[14], (num_seqs,)),
         float32_of(a[15]),
-        a[16],
-        float32_array(a[17], (num_seqs, num_heads * head_dim)),
+        float32_of(a[16]),
+        a[17],
+        float32_array(a[18], (num_seqs, num_heads * head_dim)),
     )

@@ -17,6 +17,7 @@ from kvasir.kernels.cpu.simd import (
     multiply_add,
     next_piece,
     padded,
+    soft_cap,
 )
 
 # Shapes: T tokens  S sequences  M blocks of the longest  B tokens a block
@@ -94,7 +95,7 @@ def _softmax_row(r: Any, scores: Any, low: Any, high: Any, state: Any, sums: Any
 
 
 @compiled
-def _attend(query: Any, num_rows: Any, group: Any, start: Any, window: Any, cache: Any, layer: Any,
+def _attend(query: Any, num_rows: Any, group: Any, start: Any, cap: Any, window: Any, cache: Any, layer: Any,
             block_table: Any, head: Any, scores: Any, sums: Any, state: Any, keys: Any,
             values: Any) -> None:  # fmt: skip
     """query [R, D], row r at position start + r // G -> sums [R, W] (weighted values), state [R, 2]."""
@@ -107,6 +108,8 @@ def _attend(query: Any, num_rows: Any, group: Any, start: Any, window: Any, cach
         _stage(cache, layer, block_table, head, first, min(TILE_COLUMNS, end - first), keys, values)
         scores[:] = 0
         multiply_add(query, keys, scores)
+        if cap > 0:
+            soft_cap(scores, num_rows, cap)
         for r in range(num_rows):
             position = start + r // group
             low = position + 1 - window - first if window > 0 else 0
@@ -116,7 +119,7 @@ def _attend(query: Any, num_rows: Any, group: Any, start: Any, window: Any, cach
 
 @compiled
 def _work(counter: Any, query: Any, num_heads: Any, cache: Any, layer: Any, block_tables: Any, query_starts: Any,
-          seq_lens: Any, scale: Any, window: Any, out: Any) -> None:  # fmt: skip
+          seq_lens: Any, scale: Any, cap: Any, window: Any, out: Any) -> None:  # fmt: skip
     num_kv_heads, head_dim = cache.shape[3], cache.shape[5]
     group = num_heads // num_kv_heads
     tile = np.zeros((TILE_TOKENS * group, head_dim), np.float32)
@@ -137,10 +140,10 @@ def _work(counter: Any, query: Any, num_heads: Any, cache: Any, layer: Any, bloc
             for d in range(head_dim):
                 tile[r, d] = query[begin + r // group, column + d] * scale
         start = seq_lens[s] - query_starts[s + 1] + begin
-        _attend(tile[:used], num_rows, group, start, window, cache, layer, block_tables[s], head,
+        _attend(tile[:used], num_rows, group, start, cap, window, cache, layer, block_tables[s], head,
                 scores[:used], sums[:used], state[:used], keys, values)  # fmt: skip
         for r in range(num_rows):
-            weight = np.float32(1) / state[r, 1]
+            weight = np.float32(1) / state[r, 1] if state[r, 1] != 0 else np.float32(0)
             column = (head * group + r % group) * head_dim
             for d in range(head_dim):
                 out[begin + r // group, column + d] = sums[r, d] * weight
@@ -148,7 +151,7 @@ def _work(counter: Any, query: Any, num_heads: Any, cache: Any, layer: Any, bloc
 
 @loop
 def prefill_attention(arguments: Any) -> None:
-    a = carray(arguments, 20)
+    a = carray(arguments, 21)
     num_tokens, num_heads, num_seqs = a[2], a[4], a[13]
     num_blocks, num_layers, num_kv_heads, block_size, head_dim = a[6], a[7], a[8], a[9], a[10]
     _work(
@@ -161,6 +164,7 @@ def prefill_attention(arguments: Any) -> None:
         int32_array(a[15], (num_seqs + 1,)),
         int32_array(a[16], (num_seqs,)),
         float32_of(a[17]),
-        a[18],
-        float32_array(a[19], (num_tokens, num_heads * head_dim)),
+        float32_of(a[18]),
+        a[19],
+        float32_array(a[20], (num_tokens, num_heads * head_dim)),
     )

@@ -10,6 +10,8 @@ from kvasir.kernels.cpu.simd import carray, compiled, exp2, float32_array, float
 #   H query heads  K KV heads  D head dim
 ROWS_A_PIECE = 16
 _LOG2_E = np.float32(1.4426950408889634)
+_GELU_A = np.float32(1.5957691216057308)  # 2 sqrt(2 / pi)
+_GELU_B = np.float32(1.5957691216057308 * 0.044715)
 
 
 @compiled
@@ -72,6 +74,29 @@ def silu_mul(arguments: Any) -> None:
 
 
 @compiled
+def _gelu_mul(counter: Any, gate_up: Any, out: Any) -> None:
+    num_rows, size = out.shape
+    while True:
+        first = next_piece(counter) * ROWS_A_PIECE
+        if first >= num_rows:
+            return
+        for t in range(first, min(first + ROWS_A_PIECE, num_rows)):
+            for c in range(size):
+                gate = gate_up[t, c]
+                # (1 + tanh(x)) / 2 is the sigmoid of 2 x
+                x = gate * (_GELU_A + _GELU_B * gate * gate)
+                e = exp2(-abs(x) * _LOG2_E)  # never overflows
+                top = np.float32(1) if x >= 0 else e
+                out[t, c] = gate * top / (np.float32(1) + e) * gate_up[t, size + c]
+
+
+@loop
+def gelu_mul(arguments: Any) -> None:
+    a = carray(arguments, 5)
+    _gelu_mul(arguments, float32_array(a[3], (a[1], 2 * a[2])), float32_array(a[4], (a[1], a[2])))
+
+
+@compiled
 def _rotate(qkv: Any, t: Any, first: Any, half: Any, cos: Any, sin: Any) -> None:
     for d in range(first, first + half):
         x, y = qkv[t, d], qkv[t, d + half]
@@ -81,7 +106,7 @@ def _rotate(qkv: Any, t: Any, first: Any, half: Any, cos: Any, sin: Any) -> None
 
 
 @compiled
-def _write_kv(counter: Any, qkv: Any, num_heads: Any, rotates: Any, cos: Any, sin: Any, slots: Any, cache: Any,
+def _write_kv(counter: Any, qkv: Any, num_heads: Any, half: Any, cos: Any, sin: Any, slots: Any, cache: Any,
               layer: Any) -> None:  # fmt: skip
     num_kv_heads, block_size, head_dim = cache.shape[3], cache.shape[4], cache.shape[5]
     while True:
@@ -89,9 +114,9 @@ def _write_kv(counter: Any, qkv: Any, num_heads: Any, rotates: Any, cos: Any, si
         if first >= len(slots):
             return
         for t in range(first, min(first + ROWS_A_PIECE, len(slots))):
-            if rotates:
+            if half > 0:
                 for head in range(num_heads + num_kv_heads):
-                    _rotate(qkv, t, head * head_dim, head_dim // 2, cos, sin)
+                    _rotate(qkv, t, head * head_dim, half, cos, sin)
             if slots[t] < 0:
                 continue
             block, offset = slots[t] // block_size, slots[t] % block_size
@@ -106,13 +131,12 @@ def _write_kv(counter: Any, qkv: Any, num_heads: Any, rotates: Any, cos: Any, si
 
 @loop
 def write_kv(arguments: Any) -> None:
-    a = carray(arguments, 14)
-    num_tokens, num_heads = a[1], a[3]
+    a = carray(arguments, 15)
+    num_tokens, num_heads, half = a[1], a[3], a[14]
     num_blocks, num_layers, num_kv_heads, block_size, head_dim = a[9], a[10], a[11], a[12], a[13]
-    rotates = a[4] != 0
     qkv = float32_array(a[2], (num_tokens, (num_heads + 2 * num_kv_heads) * head_dim))
-    cos = float32_array(a[4], (num_tokens, head_dim // 2)) if rotates else qkv
-    sin = float32_array(a[5], (num_tokens, head_dim // 2)) if rotates else qkv
+    cos = float32_array(a[4], (num_tokens, half)) if half > 0 else qkv
+    sin = float32_array(a[5], (num_tokens, half)) if half > 0 else qkv
     cache = float32_array(a[8], (num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim))
     slots = int64_array(a[6], (num_tokens,))
-    _write_kv(arguments, qkv, num_heads, rotates, cos, sin, slots, cache, a[7])
+    _write_kv(arguments, qkv, num_heads, half, cos, sin, slots, cache, a[7])

@@ -9,6 +9,7 @@ nothing but the piece that it holds.
 """
 
 import ctypes
+import math
 import os
 import struct
 from collections.abc import Callable
@@ -26,6 +27,15 @@ def float_bits(value: float) -> int:
     """A float32 as an argument; the loop takes it back by `float32_of`."""
     bits: int = struct.unpack("<i", struct.pack("<f", value))[0]
     return bits
+
+
+def scales(scale: float, softcap: float) -> tuple[int, int]:
+    """Of attention, as arguments: what queries are multiplied by, and what tanh of a score is; 0: no tanh.
+
+    The loops take powers of 2, not of e.
+    """
+    base = math.log2(math.e)
+    return (float_bits(scale / softcap), float_bits(softcap * base)) if softcap > 0 else (float_bits(scale * base), 0)
 
 
 def launch(loop: Loop, num_pieces: int, *arguments: int) -> None:

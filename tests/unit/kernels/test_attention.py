@@ -17,6 +17,8 @@ SHAPES = [  # heads, KV heads, head dim, block size
     (4, 2, 128, 32),
     (3, 1, 16, 1),
     (2, 2, 32, 17),
+    (2, 1, 96, 16),
+    (4, 1, 256, 16),
 ]
 
 
@@ -28,29 +30,30 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-def reference(step: Paged, window: int = 0) -> Tensor:
+def reference(step: Paged, window: int = 0, softcap: float = 0) -> Tensor:
     out = torch.empty(len(step.query), step.width)
     prefill_attention_reference(
         step.query, step.kv_cache, LAYER, step.block_tables, step.query_starts, step.seq_lens, out,
-        scale=step.scale, window=window,
+        scale=step.scale, window=window, softcap=softcap,
     )  # fmt: skip
     return out
 
 
-def prefill(step: Paged, window: int = 0) -> Tensor:
+def prefill(step: Paged, window: int = 0, softcap: float = 0) -> Tensor:
     out = torch.full((len(step.query), step.width), torch.nan)
     prefill_attention(
         step.query, step.kv_cache, LAYER, step.block_tables, step.query_starts, step.seq_lens, out,
-        scale=step.scale, window=window,
+        scale=step.scale, window=window, softcap=softcap,
     )  # fmt: skip
     return out
 
 
-def decode(step: Paged, window: int = 0) -> Tensor:
+def decode(step: Paged, window: int = 0, softcap: float = 0) -> Tensor:
     out = torch.full((len(step.query), step.width), torch.nan)
     decode_attention(
-        step.query, step.kv_cache, LAYER, step.block_tables, step.seq_lens, out, scale=step.scale, window=window
-    )
+        step.query, step.kv_cache, LAYER, step.block_tables, step.seq_lens, out,
+        scale=step.scale, window=window, softcap=softcap,
+    )  # fmt: skip
     return out
 
 
@@ -73,6 +76,24 @@ def test_prefill_agrees_with_the_reference(
     lengths, num_new = [2, 64, 65, 200, 131], [2, 64, 65, 3, 130]
     step = paged(lengths, num_new, heads=heads, kv_heads=kv_heads, head_dim=head_dim, block=block)
     torch.testing.assert_close(prefill(step, window), reference(step, window), rtol=1e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize("softcap", [0.5, 5.0, 50.0])
+@pytest.mark.parametrize("window", [0, 20])
+def test_soft_caps_agree_with_the_reference(softcap: float, window: int) -> None:
+    step = paged([2, 64, 65, 150], [2, 64, 3, 70], heads=4, kv_heads=2, head_dim=80, block=16)
+    step.query[::2] *= 20  # so that the cap is felt: scores of up to 60
+    expected = reference(step, window, softcap)
+    torch.testing.assert_close(prefill(step, window, softcap), expected, rtol=1e-4, atol=2e-5)
+    step = paged([1, 17, 150], [1, 1, 1], heads=4, kv_heads=2, head_dim=80, block=16)
+    step.query[1] *= 20
+    torch.testing.assert_close(decode(step, window, softcap), reference(step, window, softcap), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+def test_several_tokens_of_each_sequence(softcap: float) -> None:
+    step = paged([3, 40, 150], [3, 3, 3], heads=4, kv_heads=2, head_dim=64, block=16)
+    torch.testing.assert_close(decode(step, 20, softcap), reference(step, 20, softcap), rtol=1e-4, atol=2e-5)
 
 
 def test_a_sequence_does_not_feel_the_others() -> None:
@@ -106,6 +127,6 @@ def test_a_broken_key_shows_in_its_own_sequence_alone() -> None:
     """A NaN must come out as NaN, for the sampler to find, and must not reach the neighbours."""
     step = paged([40, 40], [1, 1], heads=4, kv_heads=2, head_dim=64, block=16)
     step.kv_cache[step.block_tables[0, 1], LAYER, 0, 0, 3] = torch.nan
-    for out in (decode(step), prefill(step)):
+    for out in (decode(step), prefill(step), decode(step, softcap=5), prefill(step, softcap=5)):
         assert out[0].isnan().any()
         assert not out[1].isnan().any()

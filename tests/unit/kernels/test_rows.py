@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kvasir.kernels.gelu_mul import gelu_mul, gelu_mul_reference
 from kvasir.kernels.rms_norm import rms_norm, rms_norm_reference
 from kvasir.kernels.silu_mul import silu_mul, silu_mul_reference
 from kvasir.kernels.write_kv import write_kv, write_kv_reference
@@ -36,19 +37,28 @@ def test_silu_mul(num_tokens: int, scale: float) -> None:
     torch.testing.assert_close(silu_mul(gate_up), silu_mul_reference(gate_up), rtol=1e-5, atol=1e-6)
 
 
-def test_silu_mul_lets_nan_through() -> None:
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_gelu_mul(num_tokens: int, scale: float) -> None:
+    gate_up = torch.randn(num_tokens, 2 * 48) * scale
+    exact = gelu_mul_reference(gate_up.double()).float()  # 1 + tanh(x) cancels for x < 0, in float32 visibly
+    torch.testing.assert_close(gelu_mul(gate_up), exact, rtol=1e-5, atol=1e-6)
+
+
+def test_gated_activations_let_nan_through() -> None:
     gate_up = torch.zeros(1, 8)
     gate_up[0, 1] = torch.nan
-    assert silu_mul(gate_up)[0].isnan().tolist() == [False, True, False, False]
+    for gated in (silu_mul, gelu_mul):
+        assert gated(gate_up)[0].isnan().tolist() == [False, True, False, False]
 
 
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
-@pytest.mark.parametrize("rotates", [True, False])
+@pytest.mark.parametrize("rotated", [1, 0.5, 0])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block"), [(9, 3, 64, 16), (2, 2, 8, 3)])
-def test_write_kv(num_tokens: int, rotates: bool, heads: int, kv_heads: int, head_dim: int, block: int) -> None:
+def test_write_kv(num_tokens: int, rotated: float, heads: int, kv_heads: int, head_dim: int, block: int) -> None:
     qkv = torch.randn(num_tokens, (heads + 2 * kv_heads) * head_dim)
-    angles = torch.rand(num_tokens, head_dim // 2) * 6
-    cos, sin = (angles.cos(), angles.sin()) if rotates else (None, None)
+    angles = torch.rand(num_tokens, int(head_dim * rotated) // 2) * 6
+    cos, sin = (angles.cos(), angles.sin()) if rotated else (None, None)
     kv_cache = torch.randn(num_tokens // block + 3, 2, 2, kv_heads, block, head_dim)
     slots = torch.randperm(kv_cache.shape[0] * block)[:num_tokens]
     slots[num_tokens // 2] = -1

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvasir.kernels.cpu.simd import exp2, multiply_add
+from kvasir.kernels.cpu.simd import exp2, multiply_add, tanh
 
 
 def test_exp2_is_right_to_a_few_units_in_the_last_place() -> None:
@@ -17,6 +17,17 @@ def test_exp2_at_the_ends() -> None:
     assert exp2(np.float32(-1)) == 0.5
     assert exp2(np.float32(-np.inf)) == np.float32(2.0**-126)
     assert np.isnan(exp2(np.float32(np.nan)))
+
+
+def test_tanh_is_right_to_a_few_units_in_the_last_place() -> None:
+    x = np.concatenate([np.linspace(-12, 12, 2001), np.logspace(-9, 0, 100), -np.logspace(-9, 0, 100)])
+    x = np.append(x, 0).astype(np.float32)
+    got = np.array([tanh(value) for value in x], dtype=np.float64)
+    exact = np.tanh(x.astype(np.float64))
+    assert np.max(np.abs(got - exact) / np.maximum(np.abs(exact), 1e-30)) < 5e-7
+    assert tanh(np.float32(np.inf)) == 1
+    assert tanh(np.float32(-np.inf)) == -1
+    assert np.isnan(tanh(np.float32(np.nan)))
 
 
 def test_multiply_add() -> None:
