@@ -12,7 +12,7 @@ Several sequences have one prefill, one ticket and one handle, in an attempt tha
 
 import asyncio
 import uuid
-from dataclasses import replace
+from collections.abc import Callable
 
 from kvasir.common.errors import DeadlineExceeded, Draining, InvalidRequest, NumericalError, Overloaded, ServingError
 from kvasir.proto import common_pb2
@@ -20,13 +20,14 @@ from kvasir.router import wire
 from kvasir.router.dispatch_metrics import DispatchMetrics
 from kvasir.router.leg import Leg
 from kvasir.router.life import Life, Mark
+from kvasir.router.node_events import Admitted, Event, Failed, Progress, PromptLogprobs, Tokens, Transferred
 from kvasir.router.pool import NodePool
 from kvasir.router.queue import AdmissionQueue, Entry, Placement
 from kvasir.router.types import PositionLogprobs, TokenDelta
 
 _REQUESTS_OWN_FAULT = (InvalidRequest, NumericalError, DeadlineExceeded)
 
-Heard = tuple[Leg | None, wire.Event | Placement | ServingError | None]  # None: look again whether anything is open
+Heard = Event | Placement | ServingError | None  # None: look again whether anything is open
 
 
 class TryAgain(Exception):
@@ -38,18 +39,27 @@ class TryAgain(Exception):
 
 
 class Attempt:
-    def __init__(self, life: Life, queue: AdmissionQueue, pool: NodePool, metrics: DispatchMetrics) -> None:
+    """`hear` is told what there is to act on, for whoever then calls `act_on`: a node's words, room, the deadline."""
+
+    def __init__(
+        self,
+        life: Life,
+        queue: AdmissionQueue,
+        pool: NodePool,
+        metrics: DispatchMetrics,
+        hear: Callable[["Attempt", Leg | None, Heard], None],
+    ) -> None:
         self._life = life
         self._queue = queue
         self._pool = pool
         self._metrics = metrics
-        self._inbox: asyncio.Queue[Heard] = asyncio.Queue()
+        self._hear = hear
         self._entry: Entry | None = None
         self._outputs_before = tuple(life.outputs[0])
         self._prefill: Leg | None = None
         self._decode: Leg | None = None
         self._ticket: common_pb2.Ticket | None = None  # None: nobody computes the prompt elsewhere (any more)
-        self._progress: wire.Progress | None = None
+        self._progress: Progress | None = None
         self._first_tokens: dict[int, tuple[int, ...]] = {}  # from the prefill node, by sequence
         self._first: tuple[tuple[int, ...], ...] | None = None  # what the decode node continues with, when known
         self._num_cached_tokens = 0
@@ -57,18 +67,9 @@ class Attempt:
         self._prompt_logprobs: list[PositionLogprobs] = []
         self._decode_has_spoken = False
         self._is_transferred = False
-        late: Heard = (None, DeadlineExceeded("the request's time is over"))
-        self._timer = asyncio.get_running_loop().call_at(life.deadline_s, self._inbox.put_nowait, late)
+        late = DeadlineExceeded("the request's time is over")
+        self._timer = asyncio.get_running_loop().call_at(life.deadline_s, hear, self, None, late)
         self._wait_for_room(wants_prefill=True)
-
-    async def next(self) -> TokenDelta | None:
-        """The next tokens, from whichever node they come; None: no sequence goes on."""
-        while self._life.open:
-            source, event = await self._inbox.get()
-            delta = self._act_on(source, event)
-            if delta is not None:
-                return delta
-        return None
 
     def stop(self, client_sequence: int) -> None:
         """Its reader wants no more of it. Fine for one that is none of these, or has ended."""
@@ -77,7 +78,7 @@ class Attempt:
             return
         if self._decode is not None and self._first is not None:  # else when the others are continued
             self._cancel_on_decode(self._decode, sequence)
-        self._inbox.put_nowait((None, None))
+        self._hear(self, None, None)
 
     def close(self) -> None:
         """Nothing of it stays anywhere: not in the queue, not on a node."""
@@ -87,12 +88,9 @@ class Attempt:
         for leg in (self._prefill, self._decode):
             if leg is not None:
                 leg.close()
-        while not self._inbox.empty():
-            _, event = self._inbox.get_nowait()
-            if isinstance(event, Placement):  # room that was found while we left
-                event.release()
 
-    def _act_on(self, source: Leg | None, event: wire.Event | Placement | ServingError | None) -> TokenDelta | None:
+    def act_on(self, source: Leg | None, event: Heard) -> TokenDelta | None:
+        """The tokens in it. Raises `TryAgain`, and what ends the request."""
         if event is None:
             return None
         if isinstance(event, Placement):
@@ -110,7 +108,7 @@ class Attempt:
     def _wait_for_room(self, *, wants_prefill: bool) -> None:
         connector = self._ticket.connector if self._ticket is not None else None
         need = self._life.need(wants_prefill=wants_prefill, connector=connector)
-        self._entry = Entry(self._life.turn, need, lambda result: self._inbox.put_nowait((None, result)))
+        self._entry = Entry(self._life.turn, need, lambda result: self._hear(self, None, result))
         self._queue.join(self._entry)
 
     def _start(self, placement: Placement) -> None:
@@ -133,38 +131,38 @@ class Attempt:
         if self._first is not None:
             self._continue_with(self._first)
 
-    def _heard(self, leg: Leg, event: wire.Event) -> None:
-        self._inbox.put_nowait((leg, event))
+    def _heard(self, leg: Leg, event: Event) -> None:
+        self._hear(self, leg, event)
 
     # --- prefill node ----------------------------------------------------------------------------------------------
 
-    def _prefill_says(self, prefill: Leg, event: wire.Event) -> TokenDelta | None:
+    def _prefill_says(self, prefill: Leg, event: Event) -> TokenDelta | None:
         match event:
-            case wire.Admitted():
+            case Admitted():
                 self._num_cached_tokens = event.num_cached_tokens + event.num_fetched_tokens
                 prefill.reservation.is_admitted = True
                 prefill.reservation.queued_at_most(self._life.num_tokens - self._num_cached_tokens)
-            case wire.Progress():
+            case Progress():
                 self._progress = event
                 num_computed = event.num_blocks * prefill.node.info.block_size
                 prefill.reservation.queued_at_most(self._life.num_tokens - num_computed)
                 if self._decode is not None:
                     self._decode.send(wire.report_progress(self._decode.handle, event))
-            case wire.PromptLogprobs():
+            case PromptLogprobs():
                 self._prompt_logprobs.extend(event.positions)
-            case wire.Tokens():
+            case Tokens():
                 return self._take_first(prefill, event)
-            case wire.Failed():
+            case Failed():
                 self._prefill_failed(prefill, event.error)
-            case wire.Transferred():
+            case Transferred():
                 pass  # what it fetched for itself
         return None
 
-    def _take_first(self, prefill: Leg, tokens: wire.Tokens) -> TokenDelta | None:
+    def _take_first(self, prefill: Leg, tokens: Tokens) -> TokenDelta | None:
         """The decode node goes on when the first tokens of all sequences are here: they come from one step."""
         self._first_tokens[tokens.sequence] = tokens.token_ids
         if tokens.finish_reason == "handed_off":
-            tokens = replace(tokens, finish_reason=None)
+            tokens = tokens._replace(finish_reason=None)
         delta = self._take(prefill, tokens)
         num_sequences = self._life.request.num_sequences
         if len(self._first_tokens) == num_sequences:
@@ -202,29 +200,29 @@ class Attempt:
 
     # --- decode node -----------------------------------------------------------------------------------------------
 
-    def _decode_says(self, decode: Leg, event: wire.Event) -> TokenDelta | None:
+    def _decode_says(self, decode: Leg, event: Event) -> TokenDelta | None:
         match event:
-            case wire.Admitted():
+            case Admitted():
                 decode.reservation.is_admitted = True
                 decode.reservation.queued_at_most(self._life.num_tokens - event.num_cached_tokens)
                 self._num_cached_on_decode = event.num_cached_tokens
                 if self._ticket is None:
                     self._num_cached_tokens = event.num_cached_tokens + event.num_fetched_tokens
-            case wire.Transferred():
+            case Transferred():
                 self._metrics.transferred(event)
                 self._is_transferred = True
                 self._release_if_done()
-            case wire.PromptLogprobs():
+            case PromptLogprobs():
                 self._prompt_logprobs.extend(event.positions)
-            case wire.Tokens():
+            case Tokens():
                 return self._next_tokens(decode, event)
-            case wire.Failed():
+            case Failed():
                 self._decode_failed(decode, event.error)
-            case wire.Progress():
+            case Progress():
                 pass  # of a ticket of its own, which nobody here asked for
         return None
 
-    def _next_tokens(self, decode: Leg, tokens: wire.Tokens) -> TokenDelta | None:
+    def _next_tokens(self, decode: Leg, tokens: Tokens) -> TokenDelta | None:
         self._decode_has_spoken = True
         if self._life.has_begun:
             self._life.mark(Mark.DECODE_START)
@@ -276,7 +274,7 @@ class Attempt:
         if isinstance(error, _REQUESTS_OWN_FAULT):
             raise error
 
-    def _take(self, leg: Leg, tokens: wire.Tokens) -> TokenDelta | None:
+    def _take(self, leg: Leg, tokens: Tokens) -> TokenDelta | None:
         if tokens.sequence not in self._life.open:
             return None  # they were on their way when its reader had enough
         return self._life.take(

@@ -1,24 +1,24 @@
 """The life of a request: in at the door, through the queue to a pair of nodes, and out token by token.
 
-`Dispatcher.generate` is the whole story; `attempt.py` tells one try of it.
+`Dispatcher.generate` is the whole story; `course.py` tells how a request goes, `attempt.py` one try of it.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 
-from kvasir.common.errors import InvalidRequest, NodeUnavailable, ServingError
-from kvasir.router.attempt import Attempt, TryAgain
+from kvasir.common.errors import InvalidRequest, NodeUnavailable
+from kvasir.router.attempt import Attempt
+from kvasir.router.course import Course, Hear, outcome_of
+from kvasir.router.delivery import Delivery
 from kvasir.router.dispatch_metrics import DispatchMetrics
 from kvasir.router.life import Life, Mark, describe
-from kvasir.router.merge import merge
 from kvasir.router.nodes import Role
 from kvasir.router.pool import NodePool
 from kvasir.router.queue import AdmissionQueue
-from kvasir.router.types import ClusterLimits, RoutedRequest, Stops, TokenDelta
+from kvasir.router.types import ClusterLimits, Reader, RoutedRequest, TokenDelta
 
 log = logging.getLogger(__name__)
 
@@ -75,49 +75,35 @@ class Dispatcher:
             raise NodeUnavailable("no decode node is here")
         return self._last_limits
 
-    def generate(self, request: RoutedRequest, stops: Stops | None = None) -> AsyncGenerator[TokenDelta]:
-        """See `types.Backend`.
+    async def generate(self, request: RoutedRequest, reader: Reader | None = None) -> AsyncGenerator[TokenDelta]:
+        """See `types.Backend`. What nodes say is acted on at once, however slowly the client reads."""
+        reader = reader or Reader()
+        delivery = Delivery(reader)
+        courses: set[Course] = set()
 
-        It lives in a task of its own: what nodes say is acted on at once, however slowly the client reads.
-        """
-        return merge([self._live(lambda: self._enter(request), stops or Stops())])
+        def begin(life: Life) -> None:
+            self._lives.add(life)
+            course = Course(life, self._attempt, self._metrics, delivery.put, over)
+            courses.add(course)
+            reader.listen(course.stop)
 
-    async def _live(self, enter: Callable[[], Life], stops: Stops) -> AsyncGenerator[TokenDelta]:
-        life = enter()
-        parts: list[Life] = []
-        outcome = "abort"  # unless we get any further
-        attempt = self._attempt(life)
-        stops.listen(lambda sequence: attempt.stop(sequence))
+        def over(course: Course, error: Exception | None, parts: list[Life]) -> None:
+            courses.remove(course)
+            self._leave(course.life, outcome_of(error))
+            for part in parts:
+                begin(part)
+            if error is not None or not courses:
+                delivery.end(error)
+
+        begin(self._enter(request))
         try:
-            while life.open:
-                try:
-                    delta = await attempt.next()
-                except TryAgain as failure:
-                    attempt.close()
-                    self._metrics.retries(reason=type(failure.error).__name__)
-                    log.info("%s: %s; trying again", life.request.request_id, failure)
-                    life.note_failure(failure.error)
-                    if life.has_begun and life.request.num_sequences > 1:
-                        parts = life.parts()
-                    else:
-                        attempt = self._attempt(life)
-                    continue
-                if delta is None:
-                    break
-                self._metrics.delivered(len(delta.token_ids))
-                if not life.open:
-                    attempt.close()  # not when the client comes back for more, but now
-                yield delta
-        except ServingError as error:
-            outcome = type(error).__name__
-            raise
-        finally:
-            attempt.close()
-            self._leave(life, outcome)
-        if parts:
-            async with aclosing(merge([self._live(partial(self._rejoin, part), stops) for part in parts])) as deltas:
+            async with aclosing(delivery.deltas()) as deltas:
                 async for delta in deltas:
                     yield delta
+        finally:
+            for course in courses:
+                course.close()
+                self._leave(course.life, "abort")
 
     def _enter(self, request: RoutedRequest) -> Life:
         """Everything that can be refused is refused here."""
@@ -137,14 +123,10 @@ class Dispatcher:
         longest_s = self._request_timeout_s
         timeout_s = longest_s if request.deadline_s is None else min(longest_s, request.deadline_s)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        return self._rejoin(Life(replace(request, sampling=sampling), turn, deadline_s, self._max_attempts))
+        return Life(replace(request, sampling=sampling), turn, deadline_s, self._max_attempts)
 
-    def _rejoin(self, life: Life) -> Life:
-        self._lives.add(life)
-        return life
-
-    def _attempt(self, life: Life) -> Attempt:
-        return Attempt(life, self._queue, self._pool, self._metrics)
+    def _attempt(self, life: Life, hear: Hear) -> Attempt:
+        return Attempt(life, self._queue, self._pool, self._metrics, hear)
 
     def _leave(self, life: Life, outcome: str) -> None:
         self._lives.discard(life)

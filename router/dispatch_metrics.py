@@ -4,8 +4,8 @@ end to end, is in `metrics.py`."""
 from collections.abc import Callable, Iterator
 
 from kvasir.common.metrics import ITL_BUCKETS_S, LATENCY_BUCKETS_S, Metrics, Sample
-from kvasir.router import wire
 from kvasir.router.life import Life, Mark
+from kvasir.router.node_events import Transferred
 from kvasir.router.nodes import Role
 from kvasir.router.pool import NodePool
 
@@ -43,7 +43,7 @@ class DispatchMetrics:
     def delivered(self, num_tokens: int) -> None:
         self._tokens(num_tokens)
 
-    def transferred(self, transfer: wire.Transferred) -> None:
+    def transferred(self, transfer: Transferred) -> None:
         """A decode node has what it will get of a ticket."""
         self._kv_blocks(transfer.num_blocks_fetched)
         self._kv_bytes(transfer.num_bytes)

@@ -5,6 +5,7 @@ from typing import Any
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from kvasir.router.http_chunks import WRITE_CHUNK, ChunkWriter
 from kvasir.router.openai.errors import HttpError, error_body
 
 _MAX_GATHERED_BYTES = 128 << 10  # of a request's head, or whatever else is not its body; and what one read may add
@@ -24,6 +25,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._num_gathered_bytes = 0
         super().on_headers_complete()
+        self.scope[WRITE_CHUNK] = ChunkWriter(self.cycle)  # type: ignore[literal-required]
 
     def on_body(self, body: bytes) -> None:
         self._num_gathered_bytes = 0

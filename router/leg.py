@@ -1,8 +1,10 @@
 """One request on one node: its handle there, the room reserved for it, and the way to end it."""
 
 from collections.abc import Callable
+from functools import partial
 
 from kvasir.router import wire
+from kvasir.router.node_events import Event
 from kvasir.router.nodes import Role
 from kvasir.router.pool import Reservation
 
@@ -10,13 +12,13 @@ from kvasir.router.pool import Reservation
 class Leg:
     """`heard` is called with every event of it, until `close`."""
 
-    def __init__(self, reservation: Reservation, heard: Callable[["Leg", wire.Event], None]) -> None:
+    def __init__(self, reservation: Reservation, heard: Callable[["Leg", Event], None]) -> None:
         self.reservation = reservation
         self.node = reservation.node
         self.has_ended = False  # the node has said its last word of the request
         self._session = self.node.session
         self._is_open = True
-        self.handle = self._session.begin(lambda event: heard(self, event))
+        self.handle = self._session.begin(partial(heard, self))
 
     def send(self, command: wire.Command) -> None:
         self._session.send(command)

@@ -24,12 +24,13 @@ import grpc.aio
 from kvasir.common.errors import NodeUnavailable
 from kvasir.proto import common_pb2, decode_pb2_grpc, prefill_pb2_grpc
 from kvasir.router import wire
+from kvasir.router.node_events import Event, Failed, error_from_failure, events_from_steps
 from kvasir.router.nodes import NodeInfo, NodeLoad, Role
 from kvasir.router.pace import Pace
 
 log = logging.getLogger(__name__)
 
-Sink = Callable[[wire.Event], None]
+Sink = Callable[[Event], None]
 
 _ACKNOWLEDGE_EVERY_S = 0.25
 _WATCH_EVERY_S = 0.1
@@ -110,7 +111,7 @@ class NodeSession:
         self._last_handle += 1
         self._sinks[self._last_handle] = sink
         if self.is_lost:
-            sink(wire.Failed(self._loss()))
+            sink(Failed(self._loss()))
         return self._last_handle
 
     def forget(self, handle: int) -> None:
@@ -197,8 +198,8 @@ class NodeSession:
             self._deliver_steps_soon()
         elif kind == "failed":
             self._deliver_steps()
-            error = wire.error_from_failure(event.failed, self.info.address)
-            self._deliver(event.failed.handle, wire.Failed(error))
+            error = error_from_failure(event.failed, self.info.address)
+            self._deliver(event.failed.handle, Failed(error))
         elif kind == "heartbeat":
             self._heartbeat(event.heartbeat)
 
@@ -228,10 +229,10 @@ class NodeSession:
             self._delivery = None
         self._delivered_s = asyncio.get_running_loop().time()
         steps, self._steps = self._steps, []
-        for handle, what in wire.events_from_steps(steps):
+        for handle, what in events_from_steps(steps):
             self._deliver(handle, what)
 
-    def _deliver(self, handle: int, event: wire.Event) -> None:
+    def _deliver(self, handle: int, event: Event) -> None:
         sink = self._sinks.get(handle)
         if sink is not None:  # otherwise it has been cancelled, and this was on its way
             sink(event)
@@ -272,7 +273,7 @@ class NodeSession:
         self._to_write.clear()
         self.on_lost()
         for sink in list(self._sinks.values()):
-            sink(wire.Failed(self._loss()))
+            sink(Failed(self._loss()))
 
     def _loss(self) -> NodeUnavailable:
         return NodeUnavailable(f"{self.info.address}: {self._lost.result()}")

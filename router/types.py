@@ -3,7 +3,7 @@ with `TokenDelta`s. Neither knows anything else of the other."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvasir.common.grammar import Grammar as Grammar
 
@@ -52,8 +52,7 @@ class PositionLogprobs:
     rank: int  # of the token itself; 1 is the best
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenDelta:
+class TokenDelta(NamedTuple):
     """New tokens of one sequence. The last one of each sequence carries its `finish_reason`.
 
     `token_ids` includes the end-of-sequence or stop token that ended it; it may be empty in the last delta.
@@ -79,15 +78,21 @@ class ClusterLimits:
     max_prompt_tokens: int  # the longest prompt that some decode node can hold, with room for one more token
 
 
-class Stops:
-    """How the reader of a generation says that it wants no more of one sequence, while others go on."""
+class Reader:
+    """What whoever reads a generation says back.
+
+    `take`, where it is set, may be given tokens in the very call in which they come, while the reader waits for them.
+    It says whether it has taken them; else they come as all others do.
+    """
 
     def __init__(self) -> None:
+        self.take: Callable[[TokenDelta], bool] | None = None
+        self.num_tokens_taken = 0
         self._stopped: list[int] = []
         self._listeners: list[Callable[[int], None]] = []
 
     def stop(self, sequence: int) -> None:
-        """Tokens of it that are on their way may still come."""
+        """It wants no more of one sequence, while others go on. Tokens of it that are on their way may still come."""
         self._stopped.append(sequence)
         for listener in self._listeners:
             listener(sequence)
@@ -115,8 +120,8 @@ class Backend(Protocol):
         """Raises NodeUnavailable while no decode node is here."""
         ...
 
-    def generate(self, request: RoutedRequest, stops: Stops | None = None) -> AsyncIterator[TokenDelta]:
-        """The tokens as they come, of all sequences. `aclose()` cancels everywhere at once; `stops`, one sequence.
+    def generate(self, request: RoutedRequest, reader: Reader | None = None) -> AsyncIterator[TokenDelta]:
+        """The tokens as they come, of all sequences. `aclose()` cancels everywhere at once.
 
         An async generator: nothing happens before the first `__anext__`. Raises ServingErrors, and only when nothing
         is left that could compute: InvalidRequest, Overloaded (with retry_after_s), NodeUnavailable,

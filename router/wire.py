@@ -1,153 +1,19 @@
-"""Proto messages to the router's own values and back. No other file of the dispatching half builds a message."""
+"""The router's own values to proto messages, and what nodes say of themselves back. No other file of the dispatching
+half builds a message; what nodes say of requests is in `node_events.py`."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Callable, Sequence
 
-from kvasir.common.errors import (
-    DeadlineExceeded,
-    Draining,
-    InvalidRequest,
-    NodeUnavailable,
-    NumericalError,
-    Overloaded,
-    ServingError,
-)
 from kvasir.common.tokens import pack_tokens, unpack_tokens
 from kvasir.proto import common_pb2, decode_pb2, prefill_pb2
+from kvasir.router.node_events import Progress
 from kvasir.router.nodes import NodeInfo, NodeLoad, Role
-from kvasir.router.types import Grammar, PositionLogprobs, RoutedRequest, Sampling
+from kvasir.router.types import Grammar, RoutedRequest, Sampling
 
 Command = prefill_pb2.PrefillCommand | decode_pb2.DecodeCommand
 _COMMANDS: dict[Role, Callable[..., Command]] = {
     Role.PREFILL: prefill_pb2.PrefillCommand,
     Role.DECODE: decode_pb2.DecodeCommand,
 }
-
-# --- what nodes say: one event each, addressed to one request ---------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """`finish_reason` is "stop", "length", "handed_off" (prefill node: a decode node goes on) or None."""
-
-    token_ids: tuple[int, ...]
-    finish_reason: str | None
-    logprobs: tuple[PositionLogprobs, ...]
-    sequence: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The ticket's first `num_blocks` blocks can be fetched; committed: these are all."""
-
-    num_blocks: int
-    committed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    num_cached_tokens: int
-    num_fetched_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Transferred:
-    """The receiver has what it will get: the ticket's blocks are of no more use."""
-
-    num_blocks_fetched: int
-    num_tokens_recomputed: int
-    transfer_s: float
-    overlapped_s: float = 0.0  # the part of it before the sender had published its last block
-    num_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PromptLogprobs:
-    first_position: int
-    positions: tuple[PositionLogprobs, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    error: ServingError
-
-
-Event = Tokens | Progress | Admitted | Transferred | PromptLogprobs | Failed
-
-_FINISH_REASONS = {
-    common_pb2.FINISH_REASON_UNSPECIFIED: None,
-    common_pb2.FINISH_REASON_STOP: "stop",
-    common_pb2.FINISH_REASON_LENGTH: "length",
-    common_pb2.FINISH_REASON_HANDED_OFF: "handed_off",
-}
-
-
-def events_from_steps(steps: Sequence[common_pb2.StepOutput]) -> Iterator[tuple[int, Event]]:
-    """As `events_from_step`, with the tokens of a sequence together."""
-    if len(steps) == 1:
-        yield from events_from_step(steps[0])
-        return
-    tokens: dict[tuple[int, int], list[Tokens]] = {}
-    for step in steps:
-        for handle, event in events_from_step(step):
-            if isinstance(event, Tokens):
-                tokens.setdefault((handle, event.sequence), []).append(event)
-            else:
-                yield handle, event
-    for (handle, _), parts in tokens.items():
-        yield handle, parts[0] if len(parts) == 1 else _joined(parts)
-
-
-def _joined(parts: Sequence[Tokens]) -> Tokens:
-    token_ids = tuple(chain.from_iterable(part.token_ids for part in parts))
-    logprobs = tuple(chain.from_iterable(part.logprobs for part in parts))
-    return Tokens(token_ids, parts[-1].finish_reason, logprobs, parts[0].sequence)
-
-
-def events_from_step(step: common_pb2.StepOutput) -> Iterator[tuple[int, Event]]:
-    """(handle, event) in the order in which a request's life has them."""
-    for admitted in step.admitted:
-        yield admitted.handle, Admitted(admitted.num_cached_tokens, admitted.num_fetched_tokens)
-    for transfer in step.transfers:
-        yield (
-            transfer.handle,
-            Transferred(
-                transfer.num_blocks_fetched,
-                transfer.num_tokens_recomputed,
-                transfer.transfer_s,
-                transfer.overlapped_s,
-                transfer.num_bytes,
-            ),
-        )
-    for prompt in step.prompt_logprobs:
-        yield prompt.handle, PromptLogprobs(prompt.first_position, _logprobs(prompt.positions))
-    for progress in step.progress:
-        yield progress.handle, Progress(progress.num_blocks, progress.committed)
-    for output in step.outputs:
-        tokens = Tokens(
-            unpack_tokens(output.token_ids),
-            _FINISH_REASONS[output.finish_reason],
-            _logprobs(output.logprobs) if output.logprobs else (),
-            output.sequence,
-        )
-        yield output.handle, tokens
-
-
-def error_from_failure(failure: common_pb2.RequestFailed, address: str) -> ServingError:
-    """What the code says can be done about it; the message as the node wrote it."""
-    message = failure.message
-    if failure.code == common_pb2.FAILURE_CODE_INVALID_REQUEST:
-        return InvalidRequest(message)
-    if failure.code == common_pb2.FAILURE_CODE_OVERLOADED:
-        return Overloaded(message)
-    if failure.code == common_pb2.FAILURE_CODE_DRAINING:
-        return Draining(message)
-    if failure.code == common_pb2.FAILURE_CODE_DEADLINE_EXCEEDED:
-        return DeadlineExceeded(message)
-    if failure.code == common_pb2.FAILURE_CODE_NUMERICAL:
-        return NumericalError(message)
-    return NodeUnavailable(f"{address}: {message}")
 
 
 def node_from_proto(address: str, message: common_pb2.NodeDescription) -> NodeInfo:
@@ -289,10 +155,3 @@ def grammar_to_proto(grammar: Grammar) -> common_pb2.Grammar:
             return common_pb2.Grammar(regex=grammar.source)
         case "lark":
             return common_pb2.Grammar(lark=grammar.source)
-
-
-def _logprobs(positions: Iterable[common_pb2.PositionLogprobs]) -> tuple[PositionLogprobs, ...]:
-    return tuple(
-        PositionLogprobs(tuple((entry.token_id, entry.logprob) for entry in position.entries), position.rank)
-        for position in positions
-    )

@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from kvasir.common.errors import NodeUnavailable
 from kvasir.common.seeds import sequence_seed
-from kvasir.router.types import ClusterLimits, PositionLogprobs, RoutedRequest, Stops, TokenDelta
+from kvasir.router.types import ClusterLimits, PositionLogprobs, Reader, RoutedRequest, TokenDelta
 
 Step = TokenDelta | Exception | float  # a delta, something that is raised, or a wait in seconds
 
@@ -33,14 +33,14 @@ class FakeDispatcher:
             raise NodeUnavailable("no decode node is here")
         return self.limits_now
 
-    async def generate(self, request: RoutedRequest, stops: Stops | None = None) -> AsyncGenerator[TokenDelta, None]:
+    async def generate(self, request: RoutedRequest, reader: Reader | None = None) -> AsyncGenerator[TokenDelta, None]:
         """Several sequences take turns, step by step."""
         self.requests.append(request)
         self.num_running += 1
         open_sequences = set(range(request.num_sequences))
-        if stops is not None:
-            stops.listen(self.stopped.append)
-            stops.listen(open_sequences.discard)
+        if reader is not None:
+            reader.listen(self.stopped.append)
+            reader.listen(open_sequences.discard)
         try:
             for sequence, step in self._steps(request):
                 if sequence not in open_sequences:
@@ -62,7 +62,7 @@ class FakeDispatcher:
         for steps in zip_longest(*scripts):
             for sequence, step in enumerate(steps):
                 if isinstance(step, TokenDelta):
-                    yield sequence, _said_once(replace(step, sequence=sequence))
+                    yield sequence, _said_once(step._replace(sequence=sequence))
                 elif step is not None:
                     yield sequence, step
 
@@ -74,7 +74,7 @@ def _alone(request: RoutedRequest, sequence: int) -> RoutedRequest:
 
 def _said_once(delta: TokenDelta) -> TokenDelta:
     """What is said with the first delta of a request is not said of its other sequences."""
-    return replace(delta, num_cached_tokens=None, prompt_logprobs=()) if delta.sequence else delta
+    return delta._replace(num_cached_tokens=None, prompt_logprobs=()) if delta.sequence else delta
 
 
 def play(

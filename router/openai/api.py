@@ -16,15 +16,16 @@ from kvasir.common.errors import InvalidRequest, ServingError
 from kvasir.router.grammar.asked import asked_grammar
 from kvasir.router.grammar.checker import GrammarChecker
 from kvasir.router.metrics import RequestRecord, RouterMetrics
-from kvasir.router.openai.answer import Answer, ChoicesAnswer, Envelope, outcome_of, recorded
+from kvasir.router.openai.answer import Answer, AnswerRecord, ChoicesAnswer, outcome_of, recorded
 from kvasir.router.openai.best_of import check_best_of
 from kvasir.router.openai.body import read_body
 from kvasir.router.openai.chat import ChatShape
 from kvasir.router.openai.client_gone import ClientGone, unless_gone
 from kvasir.router.openai.completions import CompletionShape
+from kvasir.router.openai.envelope import Envelope
 from kvasir.router.openai.errors import ModelNotFound, error_response, json_response
-from kvasir.router.openai.generation import ChoiceDelta, generate_choices, merge_choices
-from kvasir.router.openai.kept_streams import KeptStreams, numbered
+from kvasir.router.openai.generation import ChoiceDelta, ChoicesReader, generate_choices, merge_choices
+from kvasir.router.openai.kept_streams import KeptStreams, Numbering
 from kvasir.router.openai.models import ChatBody, CompletionBody, GenerationBody
 from kvasir.router.openai.opening import Opening
 from kvasir.router.openai.parsing import parse_body
@@ -32,24 +33,32 @@ from kvasir.router.openai.prompts import Prompt, chat_prompt, completion_prompts
 from kvasir.router.openai.reading import ModelHabits, Reading, reading_of
 from kvasir.router.openai.routing import routed_requests
 from kvasir.router.openai.sampling import text_rules_of
+from kvasir.router.openai.short_way import ShortWay
 from kvasir.router.openai.sse import HEARTBEAT_S, EventStream
 from kvasir.router.openai.structured import checked, with_grammar
 from kvasir.router.tenants.tenant import current_tenant
 from kvasir.router.text.answer_reader import AnswerReader
 from kvasir.router.text.chat_renderer import ChatRenderer
 from kvasir.router.text.tokenizer import TextTokenizer
-from kvasir.router.types import Backend, ClusterLimits
+from kvasir.router.types import Backend, ClusterLimits, Reader
 
 B = TypeVar("B", bound=GenerationBody)
 _CLIENT_CLOSED_REQUEST = 499  # nobody is there to read it
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class Begun:
     """A valid request on its way: nothing is asked of the backend before the first delta is."""
 
-    answer: Answer
+    envelope: Envelope
     deltas: AsyncGenerator[ChoiceDelta, None]
+    short_way: ShortWay | None  # for one prompt alone: those of several wait for each other
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    answer: Answer
+    begun: Begun
 
 
 class OpenAIApi:
@@ -129,7 +138,7 @@ class OpenAIApi:
         self, body: B, record: RequestRecord, prepare: Callable[[B, RequestRecord], Awaitable[Generation]]
     ) -> Response:
         generation = await prepare(body, record)
-        answer, deltas = generation.answer, generation.deltas
+        answer, deltas = generation.answer, generation.begun.deltas
         if not body.stream:
             try:
                 return json_response(await answer.whole(deltas))
@@ -139,9 +148,13 @@ class OpenAIApi:
         with nullcontext() if grace_s is None else self._streams.room():
             opening = Opening(deltas)
             await opening.wait(HEARTBEAT_S)
-            events = numbered(answer.response_id, answer.events(opening.deltas()))
+            numbering = Numbering(answer.response_id)
+            events = numbering.all(answer.events(opening.deltas()))
             if grace_s is None:
-                return EventStream(events, close=opening.aclose)
+                short_way = generation.begun.short_way
+                if short_way is not None:
+                    short_way.through(lambda delta: list(map(numbering.numbered, answer.events_of(delta))))
+                return EventStream(events, close=opening.aclose, short_way=short_way)
             return self._streams.keep(current_tenant.get().owner, answer.response_id, events, opening.aclose, grace_s)
 
     async def _prepare_completion(self, body: CompletionBody, record: RequestRecord) -> Generation:
@@ -151,23 +164,21 @@ class OpenAIApi:
         check_best_of(body)
         prompts = await completion_prompts(body, self.tokenizer, limits)
         shape = CompletionShape(body, prompts, self.tokenizer)
-        envelope, deltas = await self._begun(body, record, limits, prompts, f"cmpl-{uuid.uuid4().hex}")
-        return Generation(ChoicesAnswer(envelope, shape), deltas)
+        begun = await self._begun(body, record, limits, prompts, f"cmpl-{uuid.uuid4().hex}")
+        return Generation(ChoicesAnswer(begun.envelope, shape), begun)
 
     async def _prepare_chat(self, body: ChatBody, record: RequestRecord) -> Generation:
-        prompt, envelope, deltas = await self.begin_chat(body, record, f"chatcmpl-{uuid.uuid4().hex}")
-        return Generation(ChoicesAnswer(envelope, ChatShape(body, prompt, self.tokenizer)), deltas)
+        prompt, begun = await self.begin_chat(body, record, f"chatcmpl-{uuid.uuid4().hex}")
+        return Generation(ChoicesAnswer(begun.envelope, ChatShape(body, prompt, self.tokenizer)), begun)
 
-    async def begin_chat(
-        self, body: ChatBody, record: RequestRecord, response_id: str
-    ) -> tuple[Prompt, Envelope, AsyncGenerator[ChoiceDelta, None]]:
+    async def begin_chat(self, body: ChatBody, record: RequestRecord, response_id: str) -> tuple[Prompt, Begun]:
         """The answer to a conversation, in whatever shape it is then sent."""
         limits = self._begin(body, "top_logprobs")
         if body.top_logprobs and not body.logprobs:
             raise InvalidRequest("'top_logprobs' wants 'logprobs' to be true", "top_logprobs", "invalid_value")
         reading = reading_of(body, self._habits)
         prompt = await chat_prompt(body, self._renderer, self.tokenizer, limits, reading.plan.shown)
-        return prompt, *await self._begun(body, record, limits, [prompt], response_id, reading)
+        return prompt, await self._begun(body, record, limits, [prompt], response_id, reading)
 
     def _begin(self, body: GenerationBody, logprobs_param: str) -> ClusterLimits:
         """What needs no tokenizer."""
@@ -191,7 +202,7 @@ class OpenAIApi:
         prompts: Sequence[Prompt],
         response_id: str,
         reading: Reading | None = None,
-    ) -> tuple[Envelope, AsyncGenerator[ChoiceDelta, None]]:
+    ) -> Begun:
         requests = await routed_requests(body, prompts, limits, self.tokenizer, response_id)
         asked = asked_grammar(body.response_format, body.structured_outputs)
         if asked is not None:
@@ -205,10 +216,6 @@ class OpenAIApi:
             readers = [reading.new_reader(prompt) for _ in readers]
             rules = replace(rules, shown_markers=reading.markers)
         requests = await checked(requests, self._grammars, "tools" if asked is None else asked.param)
-        choices = [
-            generate_choices(self._backend, request, number * num_sequences, self.tokenizer, rules, readers)
-            for number, request in enumerate(requests)
-        ]
         options = body.stream_options
         envelope = Envelope(
             response_id=response_id,
@@ -220,7 +227,18 @@ class OpenAIApi:
             include_usage=options is not None and bool(options.include_usage),
             continuous_usage=options is not None and bool(options.continuous_usage_stats),
         )
-        return envelope, recorded(merge_choices(choices), record, envelope)
+        answer_record = AnswerRecord(record, envelope)
+        choices = [
+            ChoicesReader(request, number * num_sequences, self.tokenizer, rules, readers)
+            for number, request in enumerate(requests)
+        ]
+        ways = [Reader() for _ in requests]
+        short_way = None
+        if len(requests) == 1:
+            short_way = ShortWay(choices[0], answer_record.add)
+            ways[0].take = short_way.take
+        generations = [generate_choices(self._backend, *one) for one in zip(requests, choices, ways, strict=True)]
+        return Begun(envelope, recorded(merge_choices(generations), answer_record), short_way)
 
     def _card(self, name: str) -> dict[str, Any]:
         try:

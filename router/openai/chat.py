@@ -20,6 +20,7 @@ class ChatShape:
         self._has_logprobs = body.logprobs or False
         self._top_logprobs = body.top_logprobs or 0
         self._return_token_ids = body.return_token_ids or False
+        self.says_more_than_text = self._has_logprobs or self._return_token_ids
         self._shows_reasoning = body.include_reasoning is not False
         self._prompt_logprobs = body.prompt_logprobs
         self.extra: dict[str, Any] = {"prompt_token_ids": prompt.token_ids} if self._return_token_ids else {}

@@ -24,6 +24,7 @@ class CompletionShape:
         self._logprobs: list[CompletionLogprobs] | None = None
         if body.logprobs is not None:
             self._logprobs = [CompletionLogprobs(tokenizer, body.logprobs) for _ in self._prompts]
+        self.says_more_than_text = self._logprobs is not None or self._return_token_ids
 
     def opening(self, first: ChoiceDelta) -> dict[str, Any] | None:
         return self._before_text(first.index, first) if self._echo or self._return_token_ids else None

@@ -11,12 +11,12 @@ from kvasir.router.text.answer_reader import AnswerReader
 from kvasir.router.text.parts import Part
 from kvasir.router.text.text_stream import TextRules, TextStream
 from kvasir.router.text.tokenizer import TextTokenizer
-from kvasir.router.types import Backend, PositionLogprobs, RoutedRequest, Stops, TokenDelta
+from kvasir.router.types import Backend, PositionLogprobs, Reader, RoutedRequest, TokenDelta
 
 _MAX_PENDING = 64  # deltas of all choices together that nobody has taken yet
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # a value, but freezing would double what making one costs
 class ChoiceDelta:
     """What is new of one choice. `token_ids` are all that were generated, whether they have text or not."""
 
@@ -32,37 +32,63 @@ class ChoiceDelta:
     served_by: str = ""  # address of the node that sampled these tokens
 
 
-async def generate_choices(
-    backend: Backend,
-    request: RoutedRequest,
-    first_index: int,
-    tokenizer: TextTokenizer,
-    rules: TextRules,
-    readers: Sequence[AnswerReader | None],
-) -> AsyncGenerator[ChoiceDelta, None]:
-    """Of all sequences of one prompt. Each ends with the delta that has a finish reason, unless this raises.
+class ChoicesReader:
+    """What the tokens of one prompt's sequences say, as choices.
 
     A stop string, or the only call that an answer may make, ends a sequence before its own end.
     """
-    stop_token_ids = request.sampling.stop_token_ids
-    texts = [TextStream(tokenizer, rules, stop_token_ids) for _ in range(request.num_sequences)]
-    is_open = [True] * request.num_sequences
-    prompt_logprobs: tuple[PositionLogprobs, ...] | None = None
+
+    def __init__(
+        self,
+        request: RoutedRequest,
+        first_index: int,
+        tokenizer: TextTokenizer,
+        rules: TextRules,
+        readers: Sequence[AnswerReader | None],
+    ) -> None:
+        stop_token_ids = request.sampling.stop_token_ids
+        self._first_index = first_index
+        self._texts = [TextStream(tokenizer, rules, stop_token_ids) for _ in range(request.num_sequences)]
+        self._readers = readers
+        self._is_open = [True] * request.num_sequences
+        self._prompt_logprobs: tuple[PositionLogprobs, ...] | None = None
+        self._read_before: tuple[TokenDelta, ChoiceDelta] | None = None
+
+    @property
+    def any_open(self) -> bool:
+        return any(self._is_open)
+
+    def read(self, delta: TokenDelta) -> ChoiceDelta | None:
+        """None: it was on its way when we had enough. A delta that was given back may be read once more."""
+        if self._read_before is not None and self._read_before[0] is delta:
+            return self._read_before[1]
+        at = delta.sequence
+        if not self._is_open[at]:
+            return None
+        if self._prompt_logprobs is None:  # they come with the first delta of any
+            self._prompt_logprobs = delta.prompt_logprobs
+        choice = _read(delta, self._texts[at], self._readers[at], self._first_index + at, self._prompt_logprobs)
+        self._is_open[at] = choice.finish_reason is None
+        return choice
+
+    def give_back(self, delta: TokenDelta, choice: ChoiceDelta) -> None:
+        self._read_before = delta, choice
+
+
+async def generate_choices(
+    backend: Backend, request: RoutedRequest, choices: ChoicesReader, reader: Reader
+) -> AsyncGenerator[ChoiceDelta, None]:
+    """Of all sequences of one prompt. Each ends with the delta that has a finish reason, unless this raises."""
     final: ChoiceDelta | None = None
-    stops = Stops()
-    tokens = cast(AsyncGenerator[TokenDelta, None], backend.generate(request, stops))
+    tokens = cast(AsyncGenerator[TokenDelta, None], backend.generate(request, reader))
     async with aclosing(tokens) as deltas:
         async for delta in deltas:
-            at = delta.sequence
-            if not is_open[at]:
-                continue  # it was on its way when we had enough
-            if prompt_logprobs is None:  # they come with the first delta of any
-                prompt_logprobs = delta.prompt_logprobs
-            choice = _read(delta, texts[at], readers[at], first_index + at, prompt_logprobs)
-            is_open[at] = choice.finish_reason is None
-            if any(is_open):
-                if not is_open[at] and delta.finish_reason is None:
-                    stops.stop(at)
+            choice = choices.read(delta)
+            if choice is None:
+                continue
+            if choices.any_open:
+                if choice.finish_reason is not None and delta.finish_reason is None:
+                    reader.stop(delta.sequence)
                 yield choice
                 continue
             final = choice

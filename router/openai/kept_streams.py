@@ -166,10 +166,18 @@ def _not_kept() -> HttpError:
     return HttpError(404, "this stream is not kept (any more)", "stream_not_found")
 
 
-async def numbered(response_id: str, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The same events, each with an id that names the stream and the place in it."""
-    number = 0
-    async with aclosing(events):
-        async for one in events:
-            number += 1
-            yield b"id: %b:%d\n" % (response_id.encode(), number) + one
+class Numbering:
+    """Gives each event an id that names the stream and the place in it."""
+
+    def __init__(self, response_id: str) -> None:
+        self._head = f"id: {response_id}:".encode()
+        self._number = 0
+
+    def numbered(self, one: bytes) -> bytes:
+        self._number += 1
+        return b"%b%d\n%b" % (self._head, self._number, one)
+
+    async def all(self, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        async with aclosing(events):
+            async for one in events:
+                yield self.numbered(one)

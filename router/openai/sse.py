@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import orjson
@@ -9,7 +10,9 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from kvasir.router.guard import SEND_BODY
+from kvasir.router.http_chunks import WRITE_CHUNK, ChunkWriter
 from kvasir.router.openai.client_gone import ClientGone, unless_gone
+from kvasir.router.openai.short_way import ShortWay
 
 DONE = b"data: [DONE]\n\n"
 HEARTBEAT = b": still here\n\n"  # a comment: no client sees it, and no proxy takes the connection for idle
@@ -37,35 +40,45 @@ class EventStream(StreamingResponse):
         events: AsyncGenerator[bytes, None],
         close: Callable[[], Awaitable[None]] = _nothing,
         heartbeat_s: float = HEARTBEAT_S,
+        short_way: ShortWay | None = None,
     ) -> None:
         super().__init__(events, headers=_HEADERS, media_type="text/event-stream")
         self._events = events
         self._close = close
         self._heartbeat_s = heartbeat_s
+        self._short_way = short_way
         self._last_sent_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_gone(receive, self._send(send, scope.get(SEND_BODY, send)))
+            await unless_gone(receive, self._send(send, scope.get(SEND_BODY, send), scope.get(WRITE_CHUNK)))
         except ClientGone:
             pass
         finally:
             await self._events.aclose()
             await self._close()
 
-    async def _send(self, send: Send, send_body: Send) -> None:
+    async def _send(self, send: Send, send_body: Send, write_chunk: ChunkWriter | None) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         loop = asyncio.get_running_loop()
         self._last_sent_s = loop.time()
         beating = asyncio.create_task(self._beat(send))
+        if self._short_way is not None and write_chunk is not None:
+            self._short_way.open(write_chunk.can_write, partial(self._write, write_chunk))
         try:
             async for data in self._events:
                 await send_body({"type": "http.response.body", "body": data, "more_body": True})
                 self._last_sent_s = loop.time()
         finally:
+            if self._short_way is not None:
+                self._short_way.close()
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _write(self, write_chunk: ChunkWriter, data: bytes) -> None:
+        write_chunk(data)
+        self._last_sent_s = asyncio.get_running_loop().time()
 
     async def _beat(self, send: Send) -> None:
         loop = asyncio.get_running_loop()

@@ -6,7 +6,7 @@ from typing import cast
 
 from kvasir.router.tenants.limiter import Limiter
 from kvasir.router.tenants.tenant import NO_LIMITS, current_tenant
-from kvasir.router.types import Backend, ClusterLimits, RoutedRequest, Stops, TokenDelta
+from kvasir.router.types import Backend, ClusterLimits, Reader, RoutedRequest, TokenDelta
 
 
 class TenantBackend:
@@ -27,11 +27,11 @@ class TenantBackend:
     def limits(self) -> ClusterLimits:
         return self._backend.limits()
 
-    def generate(self, request: RoutedRequest, stops: Stops | None = None) -> AsyncGenerator[TokenDelta, None]:
-        tenant = current_tenant.get()
+    def generate(self, request: RoutedRequest, reader: Reader | None = None) -> AsyncGenerator[TokenDelta, None]:
+        tenant, reader = current_tenant.get(), reader or Reader()
         if self._isolates:
             request = replace(request, cache_salt=tenant.salted(request.cache_salt))
-        deltas = cast(AsyncGenerator[TokenDelta, None], self._backend.generate(request, stops))
+        deltas = cast(AsyncGenerator[TokenDelta, None], self._backend.generate(request, reader))
         if tenant.limits == NO_LIMITS:
             return deltas
-        return self._limiter.limited(tenant, len(request.prompt_token_ids), deltas)
+        return self._limiter.limited(tenant, len(request.prompt_token_ids), deltas, lambda: reader.num_tokens_taken)

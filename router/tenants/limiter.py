@@ -46,9 +46,16 @@ class Limiter:
         await self._budgets.close()
 
     async def limited(
-        self, tenant: Tenant, num_prompt_tokens: int, deltas: AsyncGenerator[D, None]
+        self,
+        tenant: Tenant,
+        num_prompt_tokens: int,
+        deltas: AsyncGenerator[D, None],
+        num_tokens_beside: Callable[[], int] = lambda: 0,
     ) -> AsyncGenerator[D, None]:
-        """The same deltas. Raises RateLimited before the first one, and then has asked for none."""
+        """The same deltas; `num_tokens_beside`: tokens that have gone past here.
+
+        Raises RateLimited before the first one, and then has asked for none.
+        """
         num_tokens = 0
         async with aclosing(deltas), self._place(tenant):
             await self._take(tenant, "requests", tenant.limits.requests_per_minute, 1)
@@ -58,7 +65,7 @@ class Limiter:
                     num_tokens += len(delta.token_ids)
                     yield delta
             finally:
-                await asyncio.shield(self._charge(tenant, num_tokens))
+                await asyncio.shield(self._charge(tenant, num_tokens + num_tokens_beside()))
 
     @asynccontextmanager
     async def _place(self, tenant: Tenant) -> AsyncIterator[None]:

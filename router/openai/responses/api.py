@@ -59,8 +59,8 @@ class ResponseAnswer:
             yield _sse(told)
         try:
             async for delta in deltas:
-                for told in self._writer.take(delta):
-                    yield _sse(told)
+                for one in self.events_of(delta):
+                    yield one
         except Exception as error:
             if status_of(error) == 500:
                 log.exception("request %s failed in mid-stream", current_request_id.get())
@@ -70,6 +70,9 @@ class ResponseAnswer:
         await self._keep()
         for told in self._writer.end():
             yield _sse(told)
+
+    def events_of(self, delta: ChoiceDelta) -> list[bytes]:
+        return [_sse(told) for told in self._writer.take(delta)]
 
     async def _keep(self) -> None:
         if self._kept is not None:
@@ -149,10 +152,10 @@ class ResponsesApi:
         messages = [*await self._history(owner, body.previous_response_id), *messages_of(items)]
         response_id = f"resp_{uuid.uuid4().hex}"
         with named_as_given():
-            _, envelope, deltas = await self._api.begin_chat(chat_body(body, messages), record, response_id)
+            _, begun = await self._api.begin_chat(chat_body(body, messages), record, response_id)
         kept = None if body.store is False else Kept(self._store, owner, _with_ids(items), messages)
-        writer = ResponseWriter(body, envelope, self._api.tokenizer)
-        return Generation(ResponseAnswer(writer, kept), deltas)
+        writer = ResponseWriter(body, begun.envelope, self._api.tokenizer)
+        return Generation(ResponseAnswer(writer, kept), begun)
 
     async def _history(self, owner: str, previous_response_id: str | None) -> list[ChatMessage]:
         if previous_response_id is None:

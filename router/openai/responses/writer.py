@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from kvasir.router.openai.answer import Envelope, Usage
+from kvasir.router.openai.envelope import Envelope, Usage
 from kvasir.router.openai.errors import error_body
 from kvasir.router.openai.generation import ChoiceDelta
 from kvasir.router.openai.logprobs import chat_logprobs

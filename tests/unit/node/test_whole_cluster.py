@@ -25,7 +25,7 @@ from kvasir.prefill_node.servicer import PrefillServicer
 from kvasir.proto import decode_pb2_grpc, prefill_pb2_grpc
 from kvasir.router.cluster import Cluster, running_cluster
 from kvasir.router.config import RouterConfig
-from kvasir.router.types import RoutedRequest, Sampling, Stops
+from kvasir.router.types import Reader, RoutedRequest, Sampling
 from tests.fake_cluster import until
 from tests.fakes import fake_score
 from tests.unit.node.fakes import BLOCK_SIZE, IDENTITY, LAYOUT, VOCAB_SIZE, generate, parts
@@ -121,13 +121,13 @@ async def ask(whole: Whole, dice: random.Random, number: int) -> None:
         ),
         num_sequences=num_sequences,
     )
-    stops = Stops()
+    reader = Reader()
     tokens: list[list[int]] = [[] for _ in range(num_sequences)]
     logprobs: list[float] = []
     try:
         async with (
             asyncio.timeout(dice.uniform(0, 0.1) if leaves_after == 0 else DEADLINE_S),
-            aclosing(whole.cluster.dispatcher.generate(request, stops)) as deltas,
+            aclosing(whole.cluster.dispatcher.generate(request, reader)) as deltas,
         ):
             async for delta in deltas:
                 tokens[delta.sequence] += delta.token_ids
@@ -135,7 +135,7 @@ async def ask(whole: Whole, dice: random.Random, number: int) -> None:
                 if leaves_after is not None and len(tokens[0]) >= leaves_after > 0:
                     break
                 if len(tokens[-1]) == stops_last_after:
-                    stops.stop(num_sequences - 1)
+                    reader.stop(num_sequences - 1)
     except TimeoutError:
         assert leaves_after == 0, f"request {number} hangs after {tokens}"
     for sequence, (said, whole_text) in enumerate(zip(tokens, right, strict=True)):

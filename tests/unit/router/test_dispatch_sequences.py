@@ -7,7 +7,7 @@ import pytest
 
 from kvasir.common.seeds import sequence_seed
 from kvasir.proto import common_pb2
-from kvasir.router.types import RoutedRequest, Sampling, Stops
+from kvasir.router.types import Reader, RoutedRequest, Sampling
 from tests.fake_cluster import FakeCluster, a_request, collect, fake_cluster, tokens_of, until
 from tests.fake_node import expected_tokens
 
@@ -54,13 +54,13 @@ async def test_sequences_end_when_they_end() -> None:
 
 async def test_a_reader_may_stop_one_sequence_and_read_on() -> None:
     async with fake_cluster(token_s=0.005) as cluster:
-        request, stops = a_request(max_tokens=60, num_sequences=3), Stops()
+        request, reader = a_request(max_tokens=60, num_sequences=3), Reader()
         lengths = [0, 0, 0]
-        async with asyncio.timeout(20), aclosing(cluster.dispatcher.generate(request, stops)) as deltas:
+        async with asyncio.timeout(20), aclosing(cluster.dispatcher.generate(request, reader)) as deltas:
             async for delta in deltas:
                 lengths[delta.sequence] += len(delta.token_ids)
                 if delta.sequence == 1 and lengths[1] == 5:
-                    stops.stop(1)
+                    reader.stop(1)
         assert (lengths[0], lengths[2]) == (60, 60)
         assert 5 <= lengths[1] < 60
         assert cluster.decode[0].num_sequences_cancelled == 1
@@ -70,12 +70,12 @@ async def test_a_reader_may_stop_one_sequence_and_read_on() -> None:
 
 async def test_a_reader_that_stops_all_has_ended_it() -> None:
     async with fake_cluster(token_s=0.005) as cluster:
-        stops = Stops()
-        deltas = cluster.dispatcher.generate(a_request(max_tokens=2000, num_sequences=2), stops)
+        reader = Reader()
+        deltas = cluster.dispatcher.generate(a_request(max_tokens=2000, num_sequences=2), reader)
         async with asyncio.timeout(20):
             await anext(deltas)
-            stops.stop(0)
-            stops.stop(1)
+            reader.stop(0)
+            reader.stop(1)
             async for _ in deltas:
                 pass
         await cluster.settle()
@@ -96,17 +96,17 @@ async def test_a_client_that_leaves_takes_all_sequences_with_it() -> None:
 async def test_a_decode_node_that_is_lost_parts_them_and_changes_no_token() -> None:
     """One has ended by then, and one was stopped by its reader: they stay ended."""
     async with fake_cluster(1, 2, FAST_LOSS, token_s=0.02) as cluster:
-        request, stops = a_request(max_tokens=30, num_sequences=4), Stops()
+        request, reader = a_request(max_tokens=30, num_sequences=4), Reader()
         ends_early = next(token for token in expected(request, 2)[3:] if token not in expected(request, 0)[:8])
         request = a_request(max_tokens=30, num_sequences=4, stop=[ends_early])
         answers: list[list[int]] = [[] for _ in range(4)]
         reasons: list[str | None] = [None] * 4
-        async with asyncio.timeout(30), aclosing(cluster.dispatcher.generate(request, stops)) as deltas:
+        async with asyncio.timeout(30), aclosing(cluster.dispatcher.generate(request, reader)) as deltas:
             async for delta in deltas:
                 answers[delta.sequence] += delta.token_ids
                 reasons[delta.sequence] = delta.finish_reason
                 if delta.sequence == 3 and len(answers[3]) == 6:
-                    stops.stop(3)
+                    reader.stop(3)
                 if delta.sequence == 0 and len(answers[0]) == 8:
                     await next(node for node in cluster.decode if node.requests).die()
         for sequence in (0, 1, 2):

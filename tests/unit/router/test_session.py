@@ -11,6 +11,7 @@ import pytest
 from kvasir.common.errors import NodeUnavailable
 from kvasir.common.grpc_client import open_channel
 from kvasir.router import wire
+from kvasir.router.node_events import Admitted, Event, Failed, Tokens
 from kvasir.router.nodes import Role
 from kvasir.router.pace import Pace
 from kvasir.router.session import NodeSession, SessionSettings
@@ -33,9 +34,9 @@ async def session_with(node: FakeNode, address: str = "", **settings: Any) -> As
         await channel.close(None)
 
 
-def begin(session: NodeSession, num_prompt_tokens: int = 20, max_tokens: int = 50) -> list[wire.Event]:
+def begin(session: NodeSession, num_prompt_tokens: int = 20, max_tokens: int = 50) -> list[Event]:
     """A request that the decode node prefills itself; what it says of it gathers in the list."""
-    events: list[wire.Event] = []
+    events: list[Event] = []
     handle = session.begin(events.append)
     request = wire.request_to_proto(a_request(num_prompt_tokens, max_tokens), (), None)
     session.send(wire.start_decode(handle, request, None))
@@ -43,8 +44,8 @@ def begin(session: NodeSession, num_prompt_tokens: int = 20, max_tokens: int = 5
     return events
 
 
-def tokens(events: list[wire.Event]) -> list[int]:
-    return [token for event in events if isinstance(event, wire.Tokens) for token in event.token_ids]
+def tokens(events: list[Event]) -> list[int]:
+    return [token for event in events if isinstance(event, Tokens) for token in event.token_ids]
 
 
 async def loss_of(session: NodeSession) -> str:
@@ -110,7 +111,7 @@ async def test_silence_is_a_loss_and_each_request_is_told() -> None:
         assert "silent for" in await loss_of(session)
         for events in (first, second, begin(session)):
             failure = events[-1]
-            assert isinstance(failure, wire.Failed)
+            assert isinstance(failure, Failed)
             assert isinstance(failure.error, NodeUnavailable)
         node.is_frozen = False
 
@@ -184,8 +185,8 @@ async def test_steps_that_wait_for_each_other_are_one_event_and_lose_nothing() -
         await until(lambda: all(len(tokens(events)) == 50 for events in together))
         for index, events in enumerate(together):
             assert tokens(events) == expected_tokens(a_request(20 + index).prompt_token_ids, 50, seed=7)
-            assert isinstance(events[0], wire.Admitted)
-            assert isinstance(events[-1], wire.Tokens)
+            assert isinstance(events[0], Admitted)
+            assert isinstance(events[-1], Tokens)
             assert events[-1].finish_reason == "length"
         assert max(map(len, together)) < len(alone) / 2
 
@@ -204,4 +205,4 @@ async def test_what_has_come_is_told_before_the_loss() -> None:
         await node.die()
         await loss_of(session)
         assert len(tokens(events)) == 50
-        assert isinstance(events[-1], wire.Failed)
+        assert isinstance(events[-1], Failed)

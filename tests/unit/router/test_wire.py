@@ -14,6 +14,15 @@ from kvasir.common.errors import (
 from kvasir.common.tokens import pack_tokens, unpack_tokens
 from kvasir.proto import common_pb2
 from kvasir.router import wire
+from kvasir.router.node_events import (
+    Admitted,
+    Progress,
+    Tokens,
+    Transferred,
+    error_from_failure,
+    events_from_step,
+    events_from_steps,
+)
 from kvasir.router.nodes import Role
 from kvasir.router.types import Grammar, PositionLogprobs, RoutedRequest, Sampling
 from tests.unit.router.test_pool import info
@@ -67,14 +76,14 @@ def test_tokens_of_several_steps_come_together_and_last() -> None:
         common_pb2.StepOutput(outputs=[output(3, 30)]),
     ]
     scores = [PositionLogprobs(((token, float(-token)),), 1) for token in (10, 11, 20, 30)]
-    assert list(wire.events_from_steps(steps)) == [
-        (3, wire.Admitted(0, 0)),
-        (1, wire.Tokens((10, 11), "stop", (scores[0], scores[1]))),
-        (2, wire.Tokens((20,), None, (scores[2],))),
-        (3, wire.Tokens((30,), None, (scores[3],))),
+    assert list(events_from_steps(steps)) == [
+        (3, Admitted(0, 0)),
+        (1, Tokens((10, 11), "stop", (scores[0], scores[1]))),
+        (2, Tokens((20,), None, (scores[2],))),
+        (3, Tokens((30,), None, (scores[3],))),
     ]
-    assert list(wire.events_from_steps(steps[:1])) == list(wire.events_from_step(steps[0]))
-    assert list(wire.events_from_steps([])) == []
+    assert list(events_from_steps(steps[:1])) == list(events_from_step(steps[0]))
+    assert list(events_from_steps([])) == []
 
 
 @pytest.mark.parametrize("kind", ["json_schema", "regex", "lark"])
@@ -138,12 +147,12 @@ def test_the_events_of_a_step_come_in_the_order_of_a_requests_life() -> None:
             )
         ],
     )
-    assert list(wire.events_from_step(step)) == [
-        (1, wire.Admitted(16, 32)),
-        (3, wire.Transferred(4, 5, 0.5, 0.25, 6)),
-        (1, wire.Progress(3, True)),
-        (1, wire.Tokens((5,), "handed_off", (PositionLogprobs(((5, -0.5),), 2),))),
-        (2, wire.Tokens((6, 7), None, (), 3)),
+    assert list(events_from_step(step)) == [
+        (1, Admitted(16, 32)),
+        (3, Transferred(4, 5, 0.5, 0.25, 6)),
+        (1, Progress(3, True)),
+        (1, Tokens((5,), "handed_off", (PositionLogprobs(((5, -0.5),), 2),))),
+        (2, Tokens((6, 7), None, (), 3)),
     ]
 
 
@@ -157,7 +166,7 @@ def test_every_failure_code_has_an_error(code: Any) -> None:
         common_pb2.FAILURE_CODE_NUMERICAL: NumericalError,
     }
     failure = common_pb2.RequestFailed(handle=1, code=code, message="why")
-    error = wire.error_from_failure(failure, "a:1")
+    error = error_from_failure(failure, "a:1")
     assert type(error) is errors.get(code, NodeUnavailable)
     assert "why" in str(error)
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -111,7 +110,7 @@ async def test_hundreds_of_streams_that_are_left_cost_nothing() -> None:
         while request.sampling.max_tokens > 1:  # it does not end by itself
             yield token
             yield 0.001
-        yield replace(token, finish_reason="length")
+        yield token._replace(finish_reason="length")
 
     async with running_router(script) as router, asyncio.timeout(60):  # type: ignore[arg-type]
 

@@ -1,0 +1,82 @@
+"""The chunks of a streamed answer."""
+
+import uuid
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from kvasir.router.openai.envelope import Envelope, Shape, Usage
+from kvasir.router.openai.generation import ChoiceDelta
+from kvasir.router.openai.sse import DONE, event
+from kvasir.router.text.parts import Content
+
+_Frame = tuple[bytes, bytes]  # what stands before and behind a chunk's text
+
+
+class Chunks:
+    """As events, in the order of the deltas.
+
+    Most deltas are nothing but a choice's next text. What is around the text is the same each time, so it is written
+    once, as the shape would write it.
+    """
+
+    def __init__(self, envelope: Envelope, shape: Shape) -> None:
+        self._envelope = envelope
+        self._shape = shape
+        self._usage = Usage(envelope)
+        self._opened: set[int] = set()
+        self._frames: dict[int, _Frame] = {}  # by choice
+        self._has_begun = False
+        self._is_text_alone = not (shape.says_more_than_text or envelope.continuous_usage)
+
+    def of(self, delta: ChoiceDelta) -> list[bytes]:
+        self._usage.add(delta)
+        frame = self._frames.get(delta.index)
+        if frame is not None and delta.finish_reason is None and (text := _only_text(delta)) is not None:
+            return [frame[0] + orjson.dumps(text) + frame[1]] if text else []
+        events = []
+        if delta.index not in self._opened:
+            self._opened.add(delta.index)
+            if opening := self._shape.opening(delta):
+                events.append(self._chunk(opening))
+        if piece := self._shape.piece(delta):
+            events.append(self._chunk(piece))
+            if self._is_text_alone and frame is None:
+                self._frames[delta.index] = self._frame(delta)
+        if delta.finish_reason is not None:
+            events.append(self._chunk(self._shape.closing(delta.index, delta.finish_reason)))
+        return events
+
+    def end(self) -> list[bytes]:
+        """After the last delta."""
+        if not self._envelope.include_usage:
+            return [DONE]
+        usage = self._envelope.around(self._shape.chunk_object, []) | {"usage": self._usage.as_dict()}
+        return [event(usage), DONE]
+
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        content = self._envelope.around(self._shape.chunk_object, [choice])
+        if self._envelope.include_usage:
+            content["usage"] = self._usage.as_dict() if self._envelope.continuous_usage else None
+        if not self._has_begun:
+            self._has_begun = True
+            content |= self._shape.extra
+        return event(content)
+
+    def _frame(self, delta: ChoiceDelta) -> _Frame:
+        """Of the chunk of a delta with the same choice, and another text; `_chunk` has been called before."""
+        text = uuid.uuid4().hex  # stands nowhere else
+        piece = self._shape.piece(replace(delta, text=text, parts=None, token_ids=(), logprobs=()))
+        assert piece is not None, "a text is always shown"
+        before, _, behind = self._chunk(piece).partition(orjson.dumps(text))
+        return before, behind
+
+
+def _only_text(delta: ChoiceDelta) -> str | None:
+    """None: there is more to it."""
+    if delta.parts is None:
+        return delta.text
+    if all(type(part) is Content for part in delta.parts):
+        return "".join(part.text for part in delta.parts if type(part) is Content)
+    return None

@@ -1,0 +1,49 @@
+"""The short way of a token: from the node's message to the client's socket in one call.
+
+The long way is by async generators and the response's task, which wait for each other at every step. Everything on it
+that has a state (text, metrics, chunks, numbers of events) lives in objects that both ways use, so a token may go
+either way; and it goes the short one only while the long one is waiting for it with nothing left to do. Ends and errors
+always go the long way.
+"""
+
+from collections.abc import Callable
+
+from kvasir.router.openai.generation import ChoiceDelta, ChoicesReader
+from kvasir.router.types import TokenDelta
+
+
+class ShortWay:
+    """Closed at first: somebody must say where it leads, and for how long."""
+
+    def __init__(self, choices: ChoicesReader, record: Callable[[ChoiceDelta], None]) -> None:
+        self._choices = choices
+        self._record = record
+        self._events_of: Callable[[ChoiceDelta], list[bytes]] | None = None
+        self._can_write: Callable[[], bool] = lambda: False
+        self._write: Callable[[bytes], None] = lambda data: None
+
+    def through(self, events_of: Callable[[ChoiceDelta], list[bytes]]) -> "ShortWay":
+        """What makes events of deltas."""
+        self._events_of = events_of
+        return self
+
+    def open(self, can_write: Callable[[], bool], write: Callable[[bytes], None]) -> None:
+        self._can_write, self._write = can_write, write
+
+    def close(self) -> None:
+        self._can_write = lambda: False
+
+    def take(self, delta: TokenDelta) -> bool:
+        """Whether it has gone this way."""
+        if delta.finish_reason is not None or self._events_of is None or not self._can_write():
+            return False
+        choice = self._choices.read(delta)
+        if choice is None:
+            return True
+        if choice.finish_reason is not None:
+            self._choices.give_back(delta, choice)
+            return False
+        self._record(choice)
+        if events := self._events_of(choice):
+            self._write(b"".join(events))
+        return True
