@@ -31,7 +31,7 @@ class BatchInputs:
     block_tables: Tensor  # [S, M] int32, padded with 0
     seq_lens: Tensor  # [S] int32, context length after this step
     query_starts: Tensor  # [P + 1] int32, of the tokens after the decodes
-    last_tokens: Tensor  # [S] int64, the index of each sequence's last token
+    sampled_tokens: Tensor  # [R] int64, the indices of the tokens whose logits are sampled from, in order
 
 
 def decodes_first(plan: StepPlan) -> list[Chunk]:
@@ -64,7 +64,7 @@ def build_batch(
         block_tables=on_device(block_tables, torch.int32),
         seq_lens=on_device(starts + num_tokens, torch.int32),
         query_starts=on_device(query_starts, torch.int32),
-        last_tokens=on_device(ends_in_batch - 1, torch.int64),
+        sampled_tokens=on_device(_sampled_tokens(chunks, ends_in_batch.tolist()), torch.int64),
     )
 
 
@@ -76,10 +76,23 @@ def _token_ids(chunks: list[Chunk]) -> np.ndarray:
 
 
 def tokens_between(chunk: Chunk, start: int, end: int) -> list[int]:
-    """Tokens [start, end) of the request: prompt, then outputs."""
-    prompt, outputs = chunk.request.prompt_token_ids, chunk.request.output_token_ids
-    border = len(prompt)
-    return prompt[start:end] + outputs[max(start - border, 0) : max(end - border, 0)]
+    """Tokens [start, end) of the request: prompt, then outputs, then drafts."""
+    request = chunk.request
+    border = len(request.prompt_token_ids)
+    if start < border:
+        tokens = request.prompt_token_ids[start:end] + request.output_token_ids[: max(end - border, 0)]
+    else:
+        tokens = request.output_token_ids[start - border : end - border]
+    return tokens + request.draft_token_ids[: end - start - len(tokens)]
+
+
+def _sampled_tokens(chunks: list[Chunk], ends_in_batch: list[int]) -> np.ndarray:
+    """The last token of each chunk that gives a next token, and those before its drafts."""
+    indices: list[int] = []
+    for chunk, end in zip(chunks, ends_in_batch, strict=True):
+        if chunk.samplers:
+            indices += range(end - 1 - chunk.num_drafts, end)
+    return np.array(indices, dtype=np.int64)
 
 
 def _block_tables(chunks: list[Chunk], block_size: int) -> np.ndarray:

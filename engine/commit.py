@@ -33,6 +33,9 @@ class Ledger:
         self.num_prompt_tokens_computed = 0
         self.num_generation_tokens = 0
         self.num_recomputed_tokens = 0
+        self.num_drafts = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
 
     @property
     def is_empty(self) -> bool:
@@ -73,14 +76,15 @@ class Ledger:
                 self.fail(request, NumericalError("the model gave NaN or infinite logits"))
                 continue
             self._score(chunk, sampled)
-            self._tables.advance(request, chunk.end)
+            num_kept = self._keep_drafts(chunk, sampled)
+            self._tables.advance(request, chunk.end - chunk.num_drafts + num_kept)
             self._report(request)
             for fork in samplers:
                 if fork is not request:
                     self._append(fork, sampled[fork.request_id])
             self._scheduler.fork(request)
             if request in samplers:
-                self._append(request, sampled[request.request_id])
+                self._append(request, sampled[request.request_id], num_kept)
 
     def fail(self, request: Request, error: Exception) -> None:
         """What its blocks hold may be the cause, so nobody else shall find them. Its forks fail with it."""
@@ -104,7 +108,21 @@ class Ledger:
             self._prompt_logprobs.append(PromptLogprobs(request_id, scored.start + 1, positions))
             chunk.request.num_scored_tokens = scored.stop
 
-    def _append(self, request: Request, sampled: Sampled) -> None:
+    def _keep_drafts(self, chunk: Chunk, sampled: Mapping[RequestId, Sampled]) -> int:
+        """How many were accepted: they are output now, and computed; none of them ends the request."""
+        if not chunk.num_drafts:
+            return 0
+        request = chunk.request
+        request.draft_token_ids = []
+        kept = sampled[request.request_id].token_ids[:-1]
+        request.output_token_ids += kept
+        self.num_drafts += 1
+        self.num_draft_tokens += chunk.num_drafts
+        self.num_accepted_tokens += len(kept)
+        return len(kept)
+
+    def _append(self, request: Request, sampled: Sampled, num_kept: int = 0) -> None:
+        """The first `num_kept` of the tokens are among the output already."""
         if request.sampling.max_tokens == 0:
             self._scheduler.finish(request)
             self._outputs.append(SequenceOutput(request.request_id, (), FinishReason.LENGTH))
@@ -113,19 +131,12 @@ class Ledger:
             self._scheduler.finish(request)
             self._failed.append(Failed(request.request_id, sampled.error))
             return
-        reason = None
-        num_taken = 0
-        for token_id in sampled.token_ids:
-            request.output_token_ids.append(token_id)
-            num_taken += 1
-            reason = self._finish_reason(request, sampled.completes_grammar)
-            if reason is not None:
-                self._scheduler.finish(request)
-                break
-        self.num_generation_tokens += num_taken
-        self._outputs.append(
-            SequenceOutput(request.request_id, sampled.token_ids[:num_taken], reason, sampled.logprobs[:num_taken])
-        )
+        request.output_token_ids += sampled.token_ids[num_kept:]
+        self.num_generation_tokens += len(sampled.token_ids)
+        reason = self._finish_reason(request, sampled.completes_grammar)
+        if reason is not None:
+            self._scheduler.finish(request)
+        self._outputs.append(SequenceOutput(request.request_id, sampled.token_ids, reason, sampled.logprobs))
 
     def _finish_reason(self, request: Request, completes_grammar: bool) -> FinishReason | None:
         """A stop token is part of the output; not to show it is up to the reader."""

@@ -10,6 +10,7 @@ from kvasir.engine.grammar import Grammars
 from kvasir.engine.preemption import Way
 from kvasir.engine.request import Matcher, Phase, Request, RequestId
 from kvasir.engine.scheduler import Scheduler
+from kvasir.engine.speculation.speculator import Speculator
 from kvasir.engine.stats import EngineStats, StepMetrics
 from kvasir.engine.step import Sampled, StepPlan, StepResult
 
@@ -33,10 +34,12 @@ class Engine:
         model_runner: ModelRunner,
         clock: Callable[[], float] = time.monotonic,
         grammars: Grammars | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.model_runner = model_runner
         self.grammars = grammars  # None: requests must bring their matchers with them
+        self.speculator = speculator
         self.on_admitted: Callable[[StepResult], None] | None = None  # told before the forward pass, not after
         self.on_step: Callable[[StepMetrics], None] | None = None
         scheduler.tables.copy_block = model_runner.copy_block
@@ -50,9 +53,14 @@ class Engine:
         started_s = self._clock()
         self._step += 1
         plan = self._schedule(started_s)
+        if self.speculator is not None:
+            plan = self.speculator.extend(plan)
         sampled = self.model_runner.execute(plan) if plan.chunks else {}
         self._ledger.commit(plan, sampled)
-        self._observe(plan, self._clock() - started_s)
+        step_time_s = self._clock() - started_s
+        if self.speculator is not None:
+            self.speculator.learn(plan, sampled, step_time_s)
+        self._observe(plan, step_time_s)
         return self._ledger.take_result(self._step)
 
     @property
@@ -131,6 +139,9 @@ class Engine:
             num_prompt_tokens_computed=ledger.num_prompt_tokens_computed,
             num_generation_tokens=ledger.num_generation_tokens,
             num_recomputed_tokens=ledger.num_recomputed_tokens,
+            num_drafts=ledger.num_drafts,
+            num_draft_tokens=ledger.num_draft_tokens,
+            num_accepted_tokens=ledger.num_accepted_tokens,
         )
 
     def _schedule(self, now_s: float) -> StepPlan:

@@ -32,10 +32,11 @@ class GrammarMasks:
             nothing: Future[Masks] = Future()
             nothing.set_result({})
             return nothing
-        return self._thread.submit(lambda: {request.request_id: _mask(request) for request in constrained})
+        return self._thread.submit(lambda: {request.request_id: next_mask(request) for request in constrained})
 
 
-def _mask(request: Request) -> Tensor | InvalidRequest:
+def next_mask(request: Request) -> Tensor | InvalidRequest:
+    """For the token after its outputs, and after those that were taken since."""
     assert request.matcher is not None
     try:
         request.matcher.follow(request.output_token_ids)

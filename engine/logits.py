@@ -3,14 +3,12 @@
 import torch
 from torch import Tensor
 
-from kvasir.engine.request import Request
 from kvasir.engine.sampling_params import SamplingParams
 
 # Shapes: V vocabulary
 
 
-def processes_logits(request: Request) -> bool:
-    params = request.sampling
+def processes_logits(params: SamplingParams, num_outputs: int) -> bool:
     return bool(
         params.logit_bias
         or params.allowed_token_ids
@@ -18,28 +16,28 @@ def processes_logits(request: Request) -> bool:
         or params.repetition_penalty != 1
         or params.presence_penalty
         or params.frequency_penalty
-        or (params.min_tokens > len(request.output_token_ids) and params.stop_token_ids)
+        or (params.min_tokens > num_outputs and params.stop_token_ids)
     )
 
 
-def process_logits(raw: Tensor, request: Request, allowed: Tensor | None = None) -> Tensor:
+def process_logits(
+    raw: Tensor, params: SamplingParams, prompt: list[int], outputs: list[int], allowed: Tensor | None = None
+) -> Tensor:
     """raw [V], left as it is -> [V]; -inf for what must not come. `allowed` [V]: what the grammar allows, if any"""
-    params = request.sampling
     logits = raw.clone()
     if params.logit_bias:
         ids, biases = zip(*params.logit_bias, strict=True)
         logits[list(ids)] += torch.tensor(biases, dtype=logits.dtype, device=logits.device)
-    _penalise(logits, request)
+    _penalise(logits, params, prompt, outputs)
     if allowed is not None:
         logits.masked_fill_(~allowed.to(logits.device), -torch.inf)
-    return _mask(logits, request)
+    return _mask(logits, params, outputs)
 
 
-def _penalise(logits: Tensor, request: Request) -> None:
+def _penalise(logits: Tensor, params: SamplingParams, prompt: list[int], outputs: list[int]) -> None:
     """Repetition: prompt and output, once for each distinct token. Presence and frequency: output only."""
-    params, outputs = request.sampling, request.output_token_ids
     if params.repetition_penalty != 1:
-        seen = torch.tensor(sorted({*request.prompt_token_ids, *outputs}), device=logits.device)
+        seen = torch.tensor(sorted({*prompt, *outputs}), device=logits.device)
         values = logits[seen]
         penalty = params.repetition_penalty
         logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
@@ -48,15 +46,14 @@ def _penalise(logits: Tensor, request: Request) -> None:
         logits -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
 
 
-def _mask(logits: Tensor, request: Request) -> Tensor:
+def _mask(logits: Tensor, params: SamplingParams, outputs: list[int]) -> Tensor:
     """A rule that leaves nothing to say gives way to those before it: grammar, allowed ids, banned ids."""
-    params = request.sampling
     if params.allowed_token_ids:
         allowed = list(params.allowed_token_ids)
         only = torch.full_like(logits, -torch.inf)
         only[allowed] = logits[allowed]
         logits = _unless_empty(only, logits)
-    banned = _banned_now(params, request.output_token_ids)
+    banned = _banned_now(params, outputs)
     if not banned:
         return logits
     rest = logits.clone()

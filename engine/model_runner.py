@@ -39,7 +39,7 @@ class ModelRunner:
         batch = build_batch(chunks, self._kv_cache.layout.block_size, self._rope_tables, self._device)
         masks = self._grammar_masks.start([one for chunk in chunks for one in chunk.samplers])
         hidden = self._model.forward(batch, self._kv_cache.data)
-        return self._score(chunks, batch, hidden, self._sample(chunks, batch, hidden, masks))
+        return self._score(chunks, hidden, self._sample(chunks, batch, hidden, masks))
 
     def copy_block(self, source: BlockId, target: BlockId) -> None:
         self._kv_cache.copy(source, target)
@@ -48,27 +48,39 @@ class ModelRunner:
         self, chunks: list[Chunk], batch: BatchInputs, hidden: Tensor, masks: "Future[Masks]"
     ) -> dict[RequestId, Sampled]:
         """hidden [T, C]; requests that sample from one chunk get the very same logits"""
-        rows = [row for row, chunk in enumerate(chunks) if chunk.samplers]
-        if not rows:
+        if not len(batch.sampled_tokens):
             return {}
-        logits = self._model.logits(hidden[batch.last_tokens[rows]])
-        samplers = [(at, request) for at, row in enumerate(rows) for request in chunks[row].samplers]
-        if len(samplers) > len(rows):
-            logits = logits[[at for at, _ in samplers]]
-        requests = [request for _, request in samplers]
-        sampled = sample(logits, requests, masks.result())
+        logits = self._model.logits(hidden[batch.sampled_tokens])
+        requests: list[Request] = []
+        rows: list[int] = []
+        drafts: dict[RequestId, list[int]] = {}
+        first = 0
+        for chunk in chunks:
+            end = first
+            for request in chunk.samplers:
+                end = first + 1 + chunk.num_drafts
+                requests.append(request)
+                rows += range(first, end)
+                if chunk.num_drafts:
+                    drafts[request.request_id] = request.draft_token_ids[: chunk.num_drafts]
+            first = end
+        if len(rows) > len(logits):
+            logits = logits[rows]
+        sampled = sample(logits, requests, masks.result(), drafts)
         return {request.request_id: one for request, one in zip(requests, sampled, strict=True)}
 
     def _score(
-        self, chunks: list[Chunk], batch: BatchInputs, hidden: Tensor, sampled: dict[RequestId, Sampled]
+        self, chunks: list[Chunk], hidden: Tensor, sampled: dict[RequestId, Sampled]
     ) -> dict[RequestId, Sampled]:
         """hidden [T, C]; with the logprobs of prompts, a few rows of logits at a time"""
-        for row, chunk in enumerate(chunks):
+        end_in_batch = 0
+        for chunk in chunks:
+            end_in_batch += chunk.num_tokens
             positions = chunk.scored
             if not positions:
                 continue
             request = chunk.request
-            first = int(batch.last_tokens[row]) + 1 - chunk.end  # the row of position 0, if it were in this step
+            first = end_in_batch - chunk.end  # the row of position 0, if it were in this step
             logprobs: list[PositionLogprobs] = []
             for start in range(positions.start, positions.stop, _ROWS_SCORED_AT_ONCE):
                 end = min(start + _ROWS_SCORED_AT_ONCE, positions.stop)

@@ -4,50 +4,116 @@
                                                    -> temperature -> top-k, top-p, min-p -> draw
 
 There is no generator and no state: the draw uses one number made from (seed, position), so a request may be preempted,
-moved or recomputed and goes on with the same tokens.
+moved or recomputed and goes on with the same tokens. And so drafts change nothing either: at each position the request
+makes its own choice, after the tokens that it has chosen itself, and a draft that differs is where it ends.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from kvasir.common.errors import InvalidRequest
-from kvasir.engine.grammar_step import Masks, advanced
+from kvasir.engine.grammar_step import Masks, advanced, next_mask
 from kvasir.engine.logits import process_logits, processes_logits
-from kvasir.engine.request import Request
+from kvasir.engine.request import Request, RequestId
 from kvasir.engine.step import PositionLogprobs, Sampled
 
-# Shapes: R rows, one a request  V vocabulary
+# Shapes: R rows, one a position to be sampled  V vocabulary  K drafts of one request
+
+Drafts = Mapping[RequestId, Sequence[int]]
 
 _CANDIDATES = (64, 1024)  # top-p is looked for among so many best ones first; sorting all takes milliseconds
+_ROWS_SCORED_AT_ONCE = 64  # in float64
 
 
-def sample(logits: Tensor, requests: Sequence[Request], masks: Masks = MappingProxyType({})) -> list[Sampled]:
-    """logits [R, V], the raw ones: left as they are -> the next token of each request"""
-    finite = logits.sum(-1).isfinite().tolist()  # one that is not makes the sum so
-    best: list[int] = logits.argmax(-1).tolist()
-    return [
-        _sample_row(logits[row], request, best[row], masks.get(request.request_id))
-        if finite[row]
-        else Sampled(token_ids=(), is_finite=False)
-        for row, request in enumerate(requests)
-    ]
+def sample(
+    logits: Tensor,
+    requests: Sequence[Request],
+    masks: Masks = MappingProxyType({}),
+    drafts: Drafts = MappingProxyType({}),
+) -> list[Sampled]:
+    """logits [R, V], the raw ones: left as they are -> what comes next in each request
+
+    A request has one row, and one more for each of its drafts: the logits after it.
+    """
+    # One that is not finite makes the sum so. Both in one tensor: there is one wait for the device.
+    best, finite = torch.stack((logits.argmax(-1), logits.sum(-1).isfinite().long())).tolist()
+    sampled, first = [], 0
+    rows_scored: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)  # by how many of the best ones are wanted
+    for request in requests:
+        proposed = drafts.get(request.request_id, ())
+        end = first + 1 + len(proposed)
+        mask = masks.get(request.request_id)
+        one = _choose(logits[first:end], best[first:end], finite[first:end], request, proposed, mask)
+        if request.sampling.logprobs is not None:
+            rows_scored[request.sampling.logprobs] += [(first + i, token) for i, token in enumerate(one.token_ids)]
+        sampled.append(one)
+        first = end
+    return _with_logprobs(logits, requests, sampled, rows_scored) if rows_scored else sampled
 
 
-def _sample_row(raw: Tensor, request: Request, best: int, mask: Tensor | InvalidRequest | None) -> Sampled:
+def _choose(
+    raw: Tensor, best: list[int], finite: list[int], request: Request, drafts: Sequence[int],
+    mask: Tensor | InvalidRequest | None,
+) -> Sampled:  # fmt: skip
+    """raw [1 + K, V]. What goes wrong behind a kept draft is found again in the next step, where it comes first."""
+    tokens: list[int] = []
+    for i, proposed in enumerate((*drafts, -1)):
+        if i and request.matcher is not None:
+            mask = next_mask(request)
+        one = _choose_token(raw[i], best[i], request, tokens, mask) if finite[i] else Sampled((), is_finite=False)
+        if not one.token_ids:
+            return Sampled(tuple(tokens)) if tokens else one
+        token = one.token_ids[0]
+        tokens.append(token)
+        if token != proposed or one.completes_grammar or token in request.sampling.stop_token_ids:
+            break
+    return Sampled(tuple(tokens), completes_grammar=one.completes_grammar)
+
+
+def _choose_token(
+    raw: Tensor, best: int, request: Request, tokens: list[int], mask: Tensor | InvalidRequest | None
+) -> Sampled:
+    """The request's own choice after its output and `tokens`. raw [V]"""
     if isinstance(mask, InvalidRequest):
         return Sampled(error=mask)
     params = request.sampling
-    logits = raw if mask is None and not processes_logits(request) else process_logits(raw, request, mask)
+    num_outputs = len(request.output_token_ids) + len(tokens)
+    logits = raw
+    if mask is not None or processes_logits(params, num_outputs):
+        outputs = request.output_token_ids + tokens if tokens else request.output_token_ids
+        logits = process_logits(raw, params, request.prompt_token_ids, outputs, mask)
     if not params.is_greedy:
-        token = draw(logits, params.temperature, params.top_k, params.top_p, params.min_p,
-                     uniform(params.seed, request.num_tokens))  # fmt: skip
+        u = uniform(params.seed, len(request.prompt_token_ids) + num_outputs)
+        token = draw(logits, params.temperature, params.top_k, params.top_p, params.min_p, u)
     else:
         token = best if logits is raw else int(logits.argmax())
-    logprobs = () if params.logprobs is None else (position_logprobs(raw, token, params.logprobs),)
-    return advanced(request, Sampled((token,), logprobs))
+    return advanced(request, Sampled((token,)))
+
+
+def _with_logprobs(
+    logits: Tensor,
+    requests: Sequence[Request],
+    sampled: list[Sampled],
+    rows_scored: Mapping[int, list[tuple[int, int]]],
+) -> list[Sampled]:
+    """logits [R, V]; of the raw ones"""
+    scores: dict[int, PositionLogprobs] = {}
+    for num_best, wanted in rows_scored.items():
+        for start in range(0, len(wanted), _ROWS_SCORED_AT_ONCE):
+            rows, tokens = zip(*wanted[start : start + _ROWS_SCORED_AT_ONCE], strict=True)
+            scores.update(zip(rows, score(logits[list(rows)], tokens, num_best), strict=True))
+    first = iter(sorted(scores))
+    return [
+        one
+        if request.sampling.logprobs is None
+        else replace(one, logprobs=tuple(scores[next(first)] for _ in one.token_ids))
+        for request, one in zip(requests, sampled, strict=True)
+    ]
 
 
 def draw(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, u: float) -> int:
@@ -101,13 +167,8 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def position_logprobs(raw: Tensor, token: int, num_best: int) -> PositionLogprobs:
-    """raw [V] -> the token's own log probability, then the best ones', and its rank"""
-    return score(raw[None], [token], num_best)[0]
-
-
 def score(raw: Tensor, tokens: Sequence[int], num_best: int) -> list[PositionLogprobs]:
-    """raw [R, V], one token for each row -> as `position_logprobs`, row by row"""
+    """raw [R, V], one token for each row -> its own log probability, then the best ones', and its rank; row by row"""
     logprobs = raw.double().log_softmax(-1)
     at = torch.tensor(tokens, device=raw.device)[:, None]  # [R, 1]
     own = logprobs.gather(-1, at)[:, 0].tolist()

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.engine.request import RequestId
-from kvasir.engine.step import PositionLogprobs, Sampled, StepPlan
+from kvasir.engine.sampling_params import SamplingParams
+from kvasir.engine.step import Chunk, PositionLogprobs, Sampled, StepPlan
 
 VOCAB_SIZE = 1000
 _MASK = 2**64 - 1
@@ -79,11 +80,11 @@ class FakeModelRunner:
         self.plans.append(plan)
         sampled = {}
         for chunk in plan.chunks:
-            request = chunk.request
-            digest = self._compute(request.block_table, request.token_ids[: chunk.end], chunk.start)
+            request, drafts = chunk.request, chunk.request.draft_token_ids[: chunk.num_drafts]
+            digests = self.compute_chunk(chunk)
             for one in chunk.samplers:
-                token_id = _next_token(digest, chunk.end, one.sampling.seed)
-                sampled[one.request_id] = Sampled((token_id,), is_finite=request.request_id not in self.non_finite)
+                tokens = _choose(digests, chunk.end - chunk.num_drafts, one.sampling, drafts)
+                sampled[one.request_id] = Sampled(tokens, is_finite=request.request_id not in self.non_finite)
             if chunk.scored:
                 logprobs = tuple(fake_score(request.prompt_token_ids, position + 1) for position in chunk.scored)
                 mine = sampled.get(request.request_id, Sampled())
@@ -93,15 +94,33 @@ class FakeModelRunner:
     def copy_block(self, source: BlockId, target: BlockId) -> None:
         self.kv[target] = self.kv[source]
 
-    def _compute(self, block_table: list[BlockId], token_ids: list[int], start: int) -> int:
+    def compute_chunk(self, chunk: Chunk) -> list[int]:
+        """The digests at the token before its drafts and at each draft; without drafts: at its last token."""
+        request = chunk.request
+        token_ids = (request.token_ids + request.draft_token_ids[: chunk.num_drafts])[: chunk.end]
+        return self._compute(request.block_table, token_ids, chunk.start)[-1 - chunk.num_drafts :]
+
+    def _compute(self, block_table: list[BlockId], token_ids: list[int], start: int) -> list[int]:
+        """The digest after each token."""
         block_size = self.kv.shape[1]
-        digest = 0
+        digest, digests = 0, []
         for position, token_id in enumerate(token_ids):
             slot = block_table[position // block_size], position % block_size
             if position >= start:
                 self.kv[slot] = _kv_of(token_id, position, digest)
             digest = _digest_with(digest, int(self.kv[slot]), position)
-        return digest
+            digests.append(digest)
+        return digests
+
+
+def _choose(digests: Sequence[int], position: int, sampling: SamplingParams, drafts: Sequence[int]) -> tuple[int, ...]:
+    """The token at that position, and those behind it while drafts agree."""
+    tokens: list[int] = []
+    for digest, draft in zip(digests, (*drafts, -1), strict=True):
+        tokens.append(_next_token(digest, position + len(tokens), sampling.seed))
+        if tokens[-1] != draft or tokens[-1] in sampling.stop_token_ids:
+            break
+    return tuple(tokens)
 
 
 class FakeBlockMemory:

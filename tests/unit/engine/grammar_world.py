@@ -65,14 +65,16 @@ class LogitsRunner(FakeModelRunner):
         masks = self.masks.start([one for chunk in plan.chunks for one in chunk.samplers])
         requests: list[Request] = []
         rows: list[torch.Tensor] = []
+        drafts: dict[RequestId, list[int]] = {}
         for chunk in plan.chunks:
-            digest = self._compute(chunk.request.block_table, chunk.request.token_ids[: chunk.end], chunk.start)
+            digests = self.compute_chunk(chunk)
             for one in chunk.samplers:
                 requests.append(one)
-                rows.append(self._logits(digest))
+                rows += map(self._logits, digests)
+                drafts[one.request_id] = one.draft_token_ids[: chunk.num_drafts]
         if not rows:
             return {}
-        sampled = sample(torch.stack(rows), requests, masks.result())
+        sampled = sample(torch.stack(rows), requests, masks.result(), drafts)
         return {request.request_id: one for request, one in zip(requests, sampled, strict=True)}
 
     def _logits(self, digest: int) -> torch.Tensor:

@@ -39,7 +39,7 @@ def test_a_step_of_prefills_and_decodes() -> None:
     assert batch.block_tables.tolist() == [[4, 0], [7, 2], [5, 1]]
     assert batch.seq_lens.tolist() == [4, 5, 5]
     assert batch.query_starts.tolist() == [0, 5, 8]
-    assert batch.last_tokens.tolist() == [0, 5, 8]
+    assert batch.sampled_tokens.tolist() == [0, 5]
 
 
 def test_decodes_alone() -> None:

@@ -68,9 +68,10 @@ def some_script(draw: st.DrawFn, limits: Limits) -> Script:
 
 
 @st.composite
-def some_world(draw: st.DrawFn) -> tuple[Limits, list[Script]]:
+def some_world(draw: st.DrawFn) -> tuple[Limits, list[Script], int]:
+    """With a number of drafts for each request and step."""
     limits = draw(some_limits())
-    return limits, draw(st.lists(some_script(limits), min_size=2, max_size=8))
+    return limits, draw(st.lists(some_script(limits), min_size=2, max_size=8)), draw(st.sampled_from([0, 0, 1, 3, 9]))
 
 
 @settings(
@@ -81,7 +82,7 @@ def some_world(draw: st.DrawFn) -> tuple[Limits, list[Script]]:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(some_world())
-def test_any_workload(world: tuple[Limits, list[Script]]) -> None:
+def test_any_workload(world: tuple[Limits, list[Script], int]) -> None:
     World(*world).run()
 
 

@@ -12,8 +12,10 @@ from kvasir.engine.limits import Limits
 from kvasir.engine.request import FinishReason, Phase, Request, RequestId
 from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.scheduler import Scheduler
+from kvasir.engine.speculation.speculator import Speculator
 from kvasir.engine.step import Admitted, ComputedBlocks, Sampled, SequenceOutput, StepPlan, StepResult
 from tests.fakes import FakeModelRunner, fake_kv, fake_tokens
+from tests.unit.engine.drafting import Always, Oracle
 
 STOP_TOKENS = frozenset(range(0, 1000, 17))  # about every 17th token stops
 
@@ -90,10 +92,13 @@ class CheckingRunner(FakeModelRunner):
 
 
 class World:
-    def __init__(self, limits: Limits, scripts: Sequence[Script]) -> None:
+    def __init__(self, limits: Limits, scripts: Sequence[Script], num_drafts: int = 0) -> None:
         self.limits = limits
         self.runner = CheckingRunner(limits.num_blocks, limits.block_size)
         self.engine = Engine(Scheduler(limits, b"fake-model"), self.runner)
+        if num_drafts:
+            oracle = Oracle(lambda request, most: fake_tokens(request.token_ids, most, request.sampling.seed))
+            self.engine.speculator = Speculator(oracle, self.engine.scheduler, num_drafts, Always())
         self.runner.scheduler = self.engine.scheduler
         self.lives: dict[str, Life] = {}
         for i, script in enumerate(scripts):
