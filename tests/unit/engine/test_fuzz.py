@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvasir.engine.limits import Limits
-from tests.unit.engine.world import Script, World
+from tests.unit.engine.world import Script, Surroundings, World
 
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
 SMALL = st.integers(0, 6)
@@ -30,6 +30,20 @@ def some_limits(draw: st.DrawFn) -> Limits:
         enable_prefix_caching=draw(st.sampled_from([True, True, False])),
         reserve_whole_prompt=draw(st.booleans()),
         scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),
+        priority_aging_s=draw(st.sampled_from([0.0, 3.0])),
+        max_num_partial_prefills=draw(st.sampled_from([0, 0, 1, 2])),
+        max_long_partial_prefills=draw(st.sampled_from([0, 0, 1])),
+        target_itl_s=draw(st.sampled_from([0.0, 0.0, 0.1, 2.0])),
+    )
+
+
+@st.composite
+def some_surroundings(draw: st.DrawFn) -> Surroundings:
+    return Surroundings(
+        num_host_blocks=draw(st.sampled_from([0, 2, 5, 40])),
+        copy_s=draw(st.sampled_from([0.0, 0.3, 100.0])),
+        fetch_s=draw(st.sampled_from([None, 0.0, 0.3, 100.0])),
+        num_drafts=draw(st.sampled_from([0, 0, 1, 3, 9])),
     )
 
 
@@ -64,14 +78,14 @@ def some_script(draw: st.DrawFn, limits: Limits) -> Script:
         cancel_after=draw(st.sampled_from([None] * 30 + list(range(20)))),
         release_delay=draw(SMALL),
         forks=forks,
+        is_stored=kind == "decode" and draw(st.booleans()),
     )
 
 
 @st.composite
-def some_world(draw: st.DrawFn) -> tuple[Limits, list[Script], int]:
-    """With a number of drafts for each request and step."""
+def some_world(draw: st.DrawFn) -> tuple[Limits, list[Script], Surroundings]:
     limits = draw(some_limits())
-    return limits, draw(st.lists(some_script(limits), min_size=2, max_size=8)), draw(st.sampled_from([0, 0, 1, 3, 9]))
+    return limits, draw(st.lists(some_script(limits), min_size=2, max_size=8)), draw(some_surroundings())
 
 
 @settings(
@@ -82,7 +96,7 @@ def some_world(draw: st.DrawFn) -> tuple[Limits, list[Script], int]:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(some_world())
-def test_any_workload(world: tuple[Limits, list[Script], int]) -> None:
+def test_any_workload(world: tuple[Limits, list[Script], Surroundings]) -> None:
     World(*world).run()
 
 

@@ -3,8 +3,11 @@
 Each tick the script acts, then the engine steps if it has work; after each step everything that must hold is checked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvasir.engine.blocks import BlockId
 from kvasir.engine.engine import Engine
@@ -14,6 +17,7 @@ from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.scheduler import Scheduler
 from kvasir.engine.speculation.speculator import Speculator
 from kvasir.engine.step import Admitted, ComputedBlocks, Sampled, SequenceOutput, StepPlan, StepResult
+from kvasir.engine.swap_space import HostBlock, SwapSpace
 from tests.fakes import FakeModelRunner, fake_kv, fake_tokens
 from tests.unit.engine.drafting import Always, Oracle
 
@@ -42,6 +46,17 @@ class Script:
     cancel_after: int | None = None
     release_delay: int = 0  # of reported blocks
     forks: tuple[int | None, ...] = ()  # when each further sequence of the prompt is cancelled
+    is_stored: bool = False  # what it loads comes from a store, and can be fetched again
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What there is beside the cache, and what it costs, in the units of a step's time: each step takes one."""
+
+    num_host_blocks: int = 0
+    copy_s: float = 0.0  # of one block
+    fetch_s: float | None = None  # of one block; None: never measured
+    num_drafts: int = 0  # at most, for each request and step
 
 
 @dataclass
@@ -91,15 +106,39 @@ class CheckingRunner(FakeModelRunner):
         return super().execute(plan)
 
 
+class Host:
+    """Memory for preempted requests."""
+
+    def __init__(self, kv: NDArray[np.int64]) -> None:
+        self._kv = kv
+        self._saved: dict[HostBlock, NDArray[np.int64]] = {}
+
+    def save(self, block: BlockId, place: HostBlock) -> None:
+        self._saved[place] = self._kv[block].copy()
+
+    def load(self, place: HostBlock, block: BlockId) -> None:
+        self._kv[block] = self._saved[place]
+
+
+def ticking(step_s: float) -> Callable[[], float]:
+    """A clock that goes on by so much each time it is read."""
+    times = iter(range(10**9))
+    return lambda: step_s * next(times)
+
+
 class World:
-    def __init__(self, limits: Limits, scripts: Sequence[Script], num_drafts: int = 0) -> None:
+    def __init__(self, limits: Limits, scripts: Sequence[Script], surroundings: Surroundings = Surroundings()) -> None:
         self.limits = limits
         self.runner = CheckingRunner(limits.num_blocks, limits.block_size)
-        self.engine = Engine(Scheduler(limits, b"fake-model"), self.runner)
-        if num_drafts:
+        scheduler = Scheduler(limits, b"fake-model")
+        host = Host(self.runner.kv)
+        scheduler.tables.swap = SwapSpace(surroundings.num_host_blocks, host, ticking(surroundings.copy_s))
+        scheduler.fetch_s_per_block = surroundings.fetch_s
+        self.engine = Engine(scheduler, self.runner, clock=ticking(1.0))
+        if surroundings.num_drafts:
             oracle = Oracle(lambda request, most: fake_tokens(request.token_ids, most, request.sampling.seed))
-            self.engine.speculator = Speculator(oracle, self.engine.scheduler, num_drafts, Always())
-        self.runner.scheduler = self.engine.scheduler
+            self.engine.speculator = Speculator(oracle, scheduler, surroundings.num_drafts, Always())
+        self.runner.scheduler = scheduler
         self.lives: dict[str, Life] = {}
         for i, script in enumerate(scripts):
             self._add(f"r{i}", script)
@@ -129,6 +168,7 @@ class World:
         assert not stuck, f"{stuck} wait for ever"
         self.engine.check_invariants()
         assert self.engine.stats().num_free_blocks == self.limits.num_blocks
+        assert self.engine.stats().num_host_blocks == 0
         for life in self.lives.values():
             self._check_outcome(life)
 
@@ -174,6 +214,8 @@ class World:
         del life.to_load[: life.script.blocks_per_tick]
         if not life.to_load:
             life.is_loading = False
+            if life.script.is_stored:
+                life.request.num_stored_tokens = len(life.known) // self.limits.block_size * self.limits.block_size
             self.engine.loading_done(life.request.request_id)
 
     def _step(self) -> None:
@@ -211,7 +253,8 @@ class World:
         if not life.script.loads:
             return
         cached = admitted.num_cached_tokens // self.limits.block_size
-        assert list(admitted.missing) == list(range(cached, -(-len(life.known) // self.limits.block_size)))
+        end = life.request.num_stored_tokens if admitted.is_again else len(life.known)
+        assert list(admitted.missing) == list(range(cached, -(-end // self.limits.block_size)))
         life.to_load = sorted(admitted.missing, key=lambda i: (i * 7) % 5)  # in no particular order
         life.block_table = admitted.block_table
         life.is_loading, life.load_at = True, self.tick + 1 + life.script.load_delay
@@ -290,5 +333,6 @@ def _request(name: str, script: Script) -> Request:
         ),
         priority=script.priority,
         hand_off=script.hand_off,
+        arrival_s=float(script.arrival),
         awaits=awaits,
     )
