@@ -49,9 +49,16 @@ class _Progress:
 
 
 def choose_dtype(option: str, config: ModelConfig, device: torch.device) -> torch.dtype:
-    """`auto`: the checkpoint's own; but float32 on a CPU, where half precision products are slow."""
+    """`auto`: the checkpoint's own; but float32 on a CPU, where half precision products are slow.
+
+    A model whose activations float16 cannot hold gets bfloat16 for it, or is refused where float16 was asked for.
+    """
     if option == "auto":
         option = "float32" if device.type == "cpu" else config.checkpoint_dtype
+        if option == "float16" and config.overflows_float16:
+            option = "bfloat16"
+    if option == "float16" and config.overflows_float16:
+        raise UnsupportedModel(f"{config.architecture} overflows in float16; use bfloat16 or float32")
     known = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
     if option not in known:
         raise UnsupportedModel(f"unknown dtype {option!r}; known are auto, {', '.join(known)}")

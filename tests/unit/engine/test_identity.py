@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,8 @@ from kvasir.engine import identity
 from kvasir.engine.identity import kv_identity, weights_digest
 from kvasir.engine.kv_cache import kv_layout
 from kvasir.engine.models import read_model_config
+from kvasir.engine.models.config import Experts, ModelConfig
+from kvasir.engine.models.rope import RopeConfig
 from tests.unit.engine.checkpoints import edit_json, save_checkpoint
 
 
@@ -45,6 +47,32 @@ def test_what_the_kv_depends_on_changes_it(model: Path) -> None:
     change_one_weight(model)
     seen.add(identity_of(model))
     assert len(seen) == 4
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(ModelConfig)])
+def test_every_field_of_the_config_changes_it(model: Path, name: str) -> None:
+    config = read_model_config(model)
+    value = getattr(config, name)
+    experts = Experts(count=2, per_token=1, intermediate_size=8, normalises=True, layers=(0,))
+    other = {
+        "ropes": (replace(config.ropes[0], rotary_share=0.5),),
+        "experts": experts,
+        "rope_of_layer": (0, 0, 1),
+        "windows": (0, 0, 9),
+    }.get(name) or (value + "x" if isinstance(value, str) else not value if isinstance(value, bool) else value + 1)
+    layout = kv_layout(config, 16, torch.float32)
+    changed = kv_identity(model, replace(config, **{name: other}), layout)
+    assert changed != kv_identity(model, config, layout)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(RopeConfig)])
+def test_every_field_of_a_rotation_changes_it(model: Path, name: str) -> None:
+    config = read_model_config(model)
+    value = getattr(config.ropes[0], name)
+    other = value + ("x" if isinstance(value, str) else (1.5,) if isinstance(value, tuple) else 1)
+    layout = kv_layout(config, 16, torch.float32)
+    changed = replace(config, ropes=(replace(config.ropes[0], **{name: other}),))
+    assert kv_identity(model, changed, layout) != kv_identity(model, config, layout)
 
 
 def test_nodes_of_different_dtypes_have_one_identity(model: Path) -> None:

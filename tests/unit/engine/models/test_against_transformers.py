@@ -6,8 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from kvasir.engine.kv_cache import KVCache, kv_layout
+from kvasir.engine.model_runner import ModelRunner
+from kvasir.engine.models import read_model_config
+from kvasir.engine.models.loader import load_model
 from tests.unit.engine.checkpoints import VOCAB, edit_json, reference_logits, save_checkpoint
-from tests.unit.engine.forward import logits_by_chunks
+from tests.unit.engine.forward import CPU, generate, greedy_request, logits_by_chunks
 
 LONG = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(150)]  # past the 64 positions of the checkpoints
 CHUNKS = [33, 1, 1, 40, 75]
@@ -26,8 +30,24 @@ ROPES: dict[str, dict[str, Any]] = {
 
 def check(directory: Path, model: Any, token_ids: list[int], chunk_sizes: list[int]) -> None:
     expected = reference_logits(model, token_ids)
-    got = logits_by_chunks(directory, token_ids, chunk_sizes)
+    got = logits_by_chunks(directory, token_ids, [size for size in chunk_sizes if size > 0])
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+def check_greedy(directory: Path, model: Any) -> None:
+    """Two requests at once, their prompts in chunks."""
+    config = read_model_config(directory).for_length(64)
+    runner = ModelRunner(
+        load_model(directory, config, torch.float32, CPU), KVCache(kv_layout(config, 4, torch.float32), 20, CPU), 64
+    )
+    requests = [greedy_request(f"r{i}", LONG[i : 14 + 9 * i], 8, 10 * i, 4) for i in range(2)]
+    generate(runner, requests, chunk_size=9)
+    for request in requests:
+        start, tokens = len(request.prompt_token_ids), request.output_token_ids
+        best = reference_logits(model, request.prompt_token_ids + tokens)[start - 1 : -1].topk(2)
+        gaps = (best.values[:, 0] - best.values[:, 1]).tolist()
+        for token, expected, gap in zip(tokens, best.indices[:, 0].tolist(), gaps, strict=True):
+            assert token == expected or gap < 1e-4, "where the two best are that close, rounding may choose either"
 
 
 @pytest.mark.parametrize("rope", ROPES)
@@ -46,9 +66,28 @@ def test_old_configs_keep_scaling_beside_theta(tmp_path: Path, rope: str, key: s
     check(tmp_path, model, LONG, CHUNKS)
 
 
-def test_dynamic_rope_up_to_the_original_length(tmp_path: Path) -> None:
+@pytest.mark.parametrize("length", [11, 64, 150])
+def test_rope_that_depends_on_the_length(tmp_path: Path, length: int) -> None:
+    """Up to the original length, and past it where longer sequences are to be served."""
     model = save_checkpoint(tmp_path, rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1000.0})
-    check(tmp_path, model, LONG[:64], [40, 24])
+    check(tmp_path, model, LONG[:length], [10, 1, length - 11])
+
+
+@pytest.mark.parametrize("key", ["type", "rope_type"])
+@pytest.mark.parametrize("length", [11, 64, 150])
+def test_longrope(tmp_path: Path, length: int, key: str) -> None:
+    factors = {"short_factor": [1.0 + i / 8 for i in range(6)], "long_factor": [1.0 + i for i in range(6)]}
+    rope = {"rope_type": "longrope", "rope_theta": 1000.0, "partial_rotary_factor": 0.75} | factors
+    model = save_checkpoint(
+        tmp_path, "phi3", rope_parameters=rope, hidden_size=64,
+        max_position_embeddings=256, original_max_position_embeddings=64,
+    )  # fmt: skip
+    if key == "type":  # as the first of these models write it
+        edit_json(
+            tmp_path / "config.json", rope_parameters=None, rope_theta=1000.0, partial_rotary_factor=0.75,
+            rope_scaling={"type": "su"} | factors,
+        )  # fmt: skip
+    check(tmp_path, model, LONG[:length], [10, 1, length - 11])
 
 
 @pytest.mark.parametrize(
@@ -78,6 +117,7 @@ def test_dynamic_rope_up_to_the_original_length(tmp_path: Path) -> None:
 def test_each_architecture(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
     model = save_checkpoint(tmp_path, kind, **options)
     check(tmp_path, model, LONG[:64], [10, 1, 53])
+    check_greedy(tmp_path, model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

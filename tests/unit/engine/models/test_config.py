@@ -10,6 +10,7 @@ import torch
 from kvasir.engine.models import read_model_config
 from kvasir.engine.models.config import UnsupportedModel, eos_token_ids
 from kvasir.engine.models.loader import choose_dtype, load_model
+from kvasir.engine.models.rope import UnsupportedRope, rope_tables
 from tests.unit.engine.checkpoints import edit_json, save_checkpoint
 
 CPU = torch.device("cpu")
@@ -23,6 +24,9 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 4096,
     "rope_theta": 10000.0,
 }
+
+
+LONGROPE = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 
 
 def write_config(directory: Path, **changes: Any) -> None:
@@ -47,6 +51,8 @@ def test_a_llama_2_config_of_old(tmp_path: Path) -> None:
         ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 1024,
           "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 4096),
         ({"rope_type": "dynamic", "factor": 4.0}, 4096),
+        ({"rope_type": "longrope", "original_max_position_embeddings": 1024} | LONGROPE, 4096),
+        ({"type": "su", "original_max_position_embeddings": 1024} | LONGROPE, 4096),
         ({"rope_type": "default"}, 4096),
     ],
 )  # fmt: skip
@@ -75,6 +81,22 @@ def test_what_is_not_understood_is_refused_by_name(tmp_path: Path, changes: dict
     write_config(tmp_path, **changes)
     with pytest.raises(UnsupportedModel, match=name):
         read_model_config(tmp_path)
+
+
+def test_angles_that_depend_on_the_length_are_chosen_once(tmp_path: Path) -> None:
+    scaling = {"rope_type": "longrope", "original_max_position_embeddings": 1024} | LONGROPE
+    write_config(tmp_path, rope_scaling=scaling)
+    config = read_model_config(tmp_path)
+    short, long, longer = (config.for_length(length) for length in (1024, 1025, 4096))
+    assert short == config
+    assert long == longer != short
+    write_config(tmp_path, rope_scaling={"rope_type": "dynamic", "factor": 4.0})
+    config = read_model_config(tmp_path)
+    assert (config.max_position, config.longest) == (4096, 16384)
+    assert config.for_length(4096) == config
+    assert config.for_length(5000) != config.for_length(5001)
+    with pytest.raises(UnsupportedRope, match="dynamic"):
+        rope_tables(config.ropes, 16, 4097)
 
 
 def test_unknown_layer_type_is_refused_by_name(tmp_path: Path) -> None:
@@ -107,6 +129,34 @@ def test_dtype(tmp_path: Path) -> None:
     assert choose_dtype("float16", config, CPU) is torch.float16
     with pytest.raises(UnsupportedModel, match="'int8'"):
         choose_dtype("int8", config, CPU)
+
+
+def test_a_model_that_float16_cannot_hold_gets_bfloat16_or_is_refused(tmp_path: Path) -> None:
+    """A model made for bfloat16 once gave empty answers in float16: its activations were infinite."""
+    write_config(tmp_path, architectures=["Gemma2ForCausalLM"], torch_dtype="float16", hidden_act="gelu_pytorch_tanh")
+    config = read_model_config(tmp_path)
+    assert choose_dtype("auto", config, torch.device("cuda")) is torch.bfloat16
+    assert choose_dtype("auto", config, CPU) is torch.float32
+    with pytest.raises(UnsupportedModel, match="Gemma2ForCausalLM overflows in float16"):
+        choose_dtype("float16", config, CPU)
+
+
+def test_the_rope_of_a_gemma_3_of_old(tmp_path: Path) -> None:
+    """Two bases beside each other; the scaling is of the layers that see everything."""
+    write_config(
+        tmp_path, architectures=["Gemma3ForCausalLM"], hidden_activation="gelu_pytorch_tanh", num_hidden_layers=7,
+        head_dim=16, rope_theta=1000000.0, rope_local_base_freq=20000.0, sliding_window=512, query_pre_attn_scalar=256,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+    )  # fmt: skip
+    config = read_model_config(tmp_path)
+    full, sliding = config.ropes
+    assert (full.kind, full.theta, full.factor) == ("linear", 1e6, 8)
+    assert (sliding.kind, sliding.theta) == ("default", 2e4)
+    assert config.rope_of_layer == (1, 1, 1, 1, 1, 0, 1)
+    assert config.windows == (512, 512, 512, 512, 512, 0, 512)
+    assert config.max_position == 4096
+    assert config.tie_word_embeddings
+    assert config.attention_scale == 1 / 16
 
 
 def tokenizer(directory: Path) -> None:
