@@ -18,14 +18,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvasir.kernels.triton import device
 from kvasir.kernels.triton.casts import rounded
-from kvasir.kernels.triton.device import dot_type, num_processors
 from kvasir.kernels.triton.paged_tiles import attend, locate
 
 # Shapes: S sequences  Q tokens of each  M blocks of the longest sequence  N blocks  L layers  B tokens a block
 #   H query heads  K KV heads  G = H / K  D head dim  P pieces at most = TARGET + S
 
-TILE_BYTES = 16_384  # of keys; as much of values, and three tiles under way
+TILE_BYTES = 16_384  # of keys, and as much of values
 PIECES_PER_PROCESSOR = 8  # small enough that the last ones to finish leave no large gap
 MAX_ROWS = 64
 
@@ -54,7 +54,7 @@ def decode_attention(
     padded = max(16, triton.next_power_of_2(head_dim))
     tile = min(128, max(16, TILE_BYTES // padded // kv_cache.element_size()))
     rows = min(MAX_ROWS, max(16, triton.next_power_of_2(num_tokens * group)))
-    target = triton.cdiv(num_processors(query) * PIECES_PER_PROCESSOR, num_kv_heads)
+    target = triton.cdiv(device.num_processors(query) * PIECES_PER_PROCESSOR, num_kv_heads)
     max_pieces = target + num_sequences
     sums = query.new_empty(max_pieces, num_kv_heads, num_tokens * group, head_dim, dtype=torch.float32)
     tops, totals = query.new_empty(2, max_pieces, num_kv_heads, num_tokens * group, dtype=torch.float32)
@@ -63,7 +63,8 @@ def decode_attention(
     _piece_kernel[num_kv_heads, max_pieces, triton.cdiv(num_tokens * group, rows)](
         query, kv_cache[:, layer], block_tables, seq_lens, sums, tops, totals,
         query.stride(0), kv_cache.stride(0), block_tables.stride(0), num_sequences, scale,
-        SOFTCAP=softcap, B=block_size, ROWS=rows, DOT=dot_type(kv_cache), **schedule, num_warps=4, num_stages=3,
+        # Of five stages, one reads block numbers, two read keys and values, and two compute.
+        SOFTCAP=softcap, B=block_size, ROWS=rows, DOT=device.dot_type(kv_cache), **schedule, num_warps=4, num_stages=5,
     )  # fmt: skip
     _join_kernel[num_sequences * num_tokens, num_kv_heads * group](
         sums, tops, totals, seq_lens, out, out.stride(0), num_sequences, PIECES=16, **schedule, num_warps=4
@@ -71,11 +72,12 @@ def decode_attention(
 
 
 @triton.jit
-def _first_tile(seq_len, WINDOW: tl.constexpr, Q: tl.constexpr, TILE: tl.constexpr):
+def _first_key(seq_len, WINDOW: tl.constexpr, Q: tl.constexpr):
     """The first that the first of the Q new tokens sees, and so any of them."""
+    first_key = 0
     if WINDOW > 0:
-        return tl.maximum(seq_len - Q + 1 - WINDOW, 0) // TILE
-    return 0
+        first_key = tl.maximum(seq_len - Q + 1 - WINDOW, 0)
+    return first_key
 
 
 @triton.jit
@@ -84,7 +86,7 @@ def _cut(seq_lens_ptr, num_sequences, TARGET: tl.constexpr, WINDOW: tl.constexpr
     """-> pieces of each sequence [S_PAD], tiles of a whole piece"""
     s = tl.arange(0, S_PAD)
     lengths = tl.load(seq_lens_ptr + s, mask=s < num_sequences, other=0)
-    tiles = tl.cdiv(lengths, TILE) - _first_tile(lengths, WINDOW, Q, TILE)
+    tiles = tl.cdiv(lengths, TILE) - _first_key(lengths, WINDOW, Q) // TILE
     piece_tiles = tl.maximum(tl.cdiv(tl.sum(tiles, axis=0), TARGET), 1)
     return tl.cdiv(tiles, piece_tiles), piece_tiles
 
@@ -104,7 +106,8 @@ def _piece_kernel(
     if sequence >= num_sequences:
         return
     seq_len = tl.load(seq_lens_ptr + sequence)
-    first_tile = _first_tile(seq_len, WINDOW, Q, TILE) + piece_in_sequence * piece_tiles
+    first_key = _first_key(seq_len, WINDOW, Q)
+    first_tile = first_key // TILE + piece_in_sequence * piece_tiles
     last_tile = tl.minimum(first_tile + piece_tiles, tl.cdiv(seq_len, TILE))
 
     row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
@@ -114,7 +117,7 @@ def _piece_kernel(
     row_tokens = (sequence * Q + token).to(tl.int64)[:, None]
     q = tl.load(query_ptr + row_tokens * query_stride + (kv_head * G + row % G)[:, None] * D + d, mask=mask, other=0.0)
     acc, top, total = attend(
-        q.to(DOT), seq_len - Q + token, seq_len - Q, seq_len - 1,
+        q.to(DOT), seq_len - Q + token, seq_len - Q, seq_len - 1, first_key,
         layer_cache_ptr + kv_head * B * D, block_tables_ptr + sequence.to(tl.int64) * table_stride, block_stride,
         K * B * D, first_tile, last_tile, scale, SOFTCAP, WINDOW, B, D, TILE, DOT,
     )  # fmt: skip

@@ -25,6 +25,17 @@ def num_processors(tensor: Tensor) -> int:
     return _multi_processor_count(tensor.get_device()) if tensor.is_cuda else 2
 
 
+def capability(tensor: Tensor) -> int:
+    """Of the tensor's GPU: 80 for A100, 90 for H100 and H200. Interpreted: 0."""
+    return _capability(tensor.get_device()) if tensor.is_cuda else 0
+
+
+@cache
+def _capability(device: int) -> int:
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
 @cache
 def _multi_processor_count(device: int) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -26,6 +26,7 @@ def attend(
     positions,  # [ROWS] of each row's token in its sequence
     first_position,  # of the first row that counts, and of the last
     last_position,
+    first_key,  # the first that some row sees
     keys_ptr,  # this layer's and head's keys in block 0
     block_table_ptr,  # of this sequence
     block_stride,
@@ -53,31 +54,31 @@ def attend(
     whole_last = tl.maximum(tl.minimum((first_position + 1) // TILE, last_tile), whole_first)
     if WINDOW > 0:
         acc, top, total = _attend_tiles(
-            q, positions, last_position, keys_ptr, block_table_ptr, block_stride, value_offset, first_tile, whole_first,
-            acc, top, total, scale, SOFTCAP, WINDOW, B, D, TILE, DOT, True,
+            q, positions, first_key, last_position, keys_ptr, block_table_ptr, block_stride, value_offset,
+            first_tile, whole_first, acc, top, total, scale, SOFTCAP, WINDOW, B, D, TILE, DOT, True,
         )  # fmt: skip
     acc, top, total = _attend_tiles(
-        q, positions, last_position, keys_ptr, block_table_ptr, block_stride, value_offset, whole_first, whole_last,
-        acc, top, total, scale, SOFTCAP, WINDOW, B, D, TILE, DOT, False,
+        q, positions, first_key, last_position, keys_ptr, block_table_ptr, block_stride, value_offset,
+        whole_first, whole_last, acc, top, total, scale, SOFTCAP, WINDOW, B, D, TILE, DOT, False,
     )  # fmt: skip
     return _attend_tiles(
-        q, positions, last_position, keys_ptr, block_table_ptr, block_stride, value_offset, whole_last, last_tile,
-        acc, top, total, scale, SOFTCAP, WINDOW, B, D, TILE, DOT, True,
+        q, positions, first_key, last_position, keys_ptr, block_table_ptr, block_stride, value_offset,
+        whole_last, last_tile, acc, top, total, scale, SOFTCAP, WINDOW, B, D, TILE, DOT, True,
     )  # fmt: skip
 
 
 @triton.jit
 def _attend_tiles(
-    q, positions, last_position, keys_ptr, block_table_ptr, block_stride, value_offset, first_tile, last_tile,
-    acc, top, total, scale,
+    q, positions, first_key, last_position, keys_ptr, block_table_ptr, block_stride, value_offset,
+    first_tile, last_tile, acc, top, total, scale,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, B: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr,
     DOT: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     d = tl.arange(0, q.shape[1])[None, :]
     for tile in range(first_tile, last_tile):
         at = tile * TILE + tl.arange(0, TILE)  # [TILE], places in the sequence
-        # A block behind the last position may be anyone's, a place in it may hold anything: neither is read.
-        exists = at <= last_position
+        # What no row sees is not read: its block may be another's by now, and a place may hold anything, NaN too.
+        exists = (at >= first_key) & (at <= last_position)
         block = tl.load(block_table_ptr + at // B, mask=exists, other=0)
         # A cache has more than 2^31 elements: 64 bits before the product.
         place = keys_ptr + (block.to(tl.int64) * block_stride)[:, None] + (at % B)[:, None] * D + d  # [TILE, D_PAD]

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvasir.kernels.triton import device
 from kvasir.kernels.triton.casts import rounded
-from kvasir.kernels.triton.device import dot_type
 from kvasir.kernels.triton.paged_tiles import attend, locate
 
 # Shapes: T tokens  S sequences  M blocks of the longest sequence  N blocks  L layers  B tokens a block
@@ -43,24 +43,27 @@ def prefill_attention(
     if len(query) == 0:
         return
     padded = max(16, triton.next_power_of_2(head_dim))
-    rows, tile, num_warps, num_stages = _tiling(padded, kv_cache.dtype)
+    rows, tile, num_warps, num_stages = _tiling(padded, kv_cache.dtype, device.capability(query))
     grid = (len(query) * group // rows + len(seq_lens), num_kv_heads)
     _prefill_attention_kernel[grid](
         query, kv_cache[:, layer], block_tables, query_starts, seq_lens, out,
         query.stride(0), kv_cache.stride(0), block_tables.stride(0), out.stride(0), len(seq_lens), scale,
         SOFTCAP=softcap, WINDOW=window, S_PAD=triton.next_power_of_2(len(seq_lens)),
-        K=num_kv_heads, G=group, B=block_size, D=head_dim, D_PAD=padded, ROWS=rows, TILE=tile, DOT=dot_type(kv_cache),
-        num_warps=num_warps, num_stages=num_stages,
+        K=num_kv_heads, G=group, B=block_size, D=head_dim, D_PAD=padded,
+        ROWS=rows, TILE=tile, DOT=device.dot_type(kv_cache), num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip
 
 
-def _tiling(padded_head_dim: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    """ROWS, TILE, warps, stages: the sums stay in registers, the tiles under way in 100 KB of shared memory."""
+def _tiling(padded_head_dim: int, dtype: torch.dtype, capability: int) -> tuple[int, int, int, int]:
+    """ROWS, TILE, warps, stages: no register spills, and at most 99 KB of shared memory.
+
+    From Hopper on the queries are multiplied from shared memory; before, they take registers, and tiles are smaller.
+    """
     if dtype == torch.float32:
         return (32, 32, 4, 2) if padded_head_dim <= 128 else (16, 16, 4, 2)
-    if padded_head_dim <= 128:
-        return 128, 64, 8, 3
-    return 64, 32, 4, 2
+    if padded_head_dim > 128:
+        return 64, 32, 8, 3
+    return (128, 64, 8, 3) if capability >= 90 or padded_head_dim <= 64 else (128, 32, 8, 5)
 
 
 @triton.jit
@@ -95,13 +98,13 @@ def _prefill_attention_kernel(
     head_places = (kv_head * G + row % G)[:, None] * D + d
     q = tl.load(query_ptr + row_tokens * query_stride + head_places, mask=mask, other=0.0).to(DOT)
 
-    first_tile = 0
+    first_key = 0
     if WINDOW > 0:
-        first_tile = tl.maximum(first_position - WINDOW + 1, 0) // TILE
+        first_key = tl.maximum(first_position - WINDOW + 1, 0)
     acc, _, total = attend(
-        q, positions, first_position, last_position,
+        q, positions, first_position, last_position, first_key,
         layer_cache_ptr + kv_head * B * D, block_tables_ptr + sequence.to(tl.int64) * table_stride, block_stride,
-        K * B * D, first_tile, last_position // TILE + 1, scale, SOFTCAP, WINDOW, B, D, TILE, DOT,
+        K * B * D, first_key // TILE, last_position // TILE + 1, scale, SOFTCAP, WINDOW, B, D, TILE, DOT,
     )  # fmt: skip
     attended = acc / tl.where(total == 0, 1.0, total)[:, None]  # 0: a token before its sequence's first sees nothing
     tl.store(out_ptr + row_tokens * out_stride + head_places, rounded(attended, out_ptr.dtype.element_ty), mask=mask)

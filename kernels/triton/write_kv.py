@@ -60,33 +60,51 @@ def _write_kv_kernel(
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]  # queries, keys, values
     pair = tl.arange(0, PAIRS)[None, :]
-    if INTERLEAVED:
-        x_dim, y_dim = 2 * pair, 2 * pair + 1
-    elif R == D or R == 0:
+    if R == D or R == 0:
         x_dim, y_dim = pair, pair + D // 2
     else:
         # The rotated pairs, then the rest: its first half with its second.
         x_dim = tl.where(pair < R // 2, pair, pair + R // 2)
         y_dim = tl.where(pair < R // 2, pair + R // 2, pair + D // 2)
-    exists = (head < H + 2 * K) & (pair < D // 2)
     row = qkv_ptr + token * qkv_stride + head * D
-    x = tl.load(row + x_dim, mask=exists)
-    y = tl.load(row + y_dim, mask=exists)
+    x, y = _load_pairs(row, x_dim, y_dim, head < H + 2 * K, D, INTERLEAVED)
     if R > 0:
-        rotates = (head < H + K) & (pair < R // 2)
         c = tl.load(cos_ptr + token * (R // 2) + pair, mask=pair < R // 2, other=1.0)
         s = tl.load(sin_ptr + token * (R // 2) + pair, mask=pair < R // 2, other=0.0)
         a, b = x.to(tl.float32), y.to(tl.float32)
-        # Chosen, not multiplied by 1 and 0: a value that is not finite stays what it is, and beside its neighbour.
+        # Chosen, not multiplied by 1 and 0: a value that is not finite stays what it is, and so does its neighbour.
+        rotates = (head < H + K) & (pair < R // 2)
         x = tl.where(rotates, rounded(a * c - b * s, x.dtype), x)
         y = tl.where(rotates, rounded(b * c + a * s, y.dtype), y)
-        tl.store(row + x_dim, x, mask=rotates & (head < H))
-        tl.store(row + y_dim, y, mask=rotates & (head < H))
+        _store_pairs(row, x_dim, y_dim, x, y, head < H, D, INTERLEAVED)
 
     slot = tl.load(slots_ptr + token)
-    is_kept = exists & (head >= H) & (slot >= 0)
     # A cache has more than 2^31 elements: slots are 64 bits, and so is what comes of them. The keys of all heads lie
     # before the values of all heads.
     place = layer_cache_ptr + (slot // B) * block_stride + (head - H) * (B * D) + (slot % B) * D
-    tl.store(place + x_dim, x, mask=is_kept)
-    tl.store(place + y_dim, y, mask=is_kept)
+    _store_pairs(place, x_dim, y_dim, x, y, (head >= H) & (head < H + 2 * K) & (slot >= 0), D, INTERLEAVED)
+
+
+@triton.jit
+def _load_pairs(row, x_dim, y_dim, mask, D: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """row, mask [HEADS, 1], where a head begins and whether it is read -> both of each pair, [HEADS, PAIRS]"""
+    if INTERLEAVED:  # memory is read in order, 16 bytes at a time, and taken apart in registers
+        d = tl.arange(0, 2 * x_dim.shape[1])[None, :]
+        values = tl.load(row + d, mask=mask & (d < D))
+        x, y = tl.split(tl.reshape(values, [row.shape[0], x_dim.shape[1], 2]))
+    else:
+        mask = mask & (tl.arange(0, x_dim.shape[1])[None, :] < D // 2)
+        x, y = tl.load(row + x_dim, mask=mask), tl.load(row + y_dim, mask=mask)
+    return x, y
+
+
+@triton.jit
+def _store_pairs(row, x_dim, y_dim, x, y, mask, D: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """The reverse: x, y [HEADS, PAIRS] to where the heads of `mask` [HEADS, 1] begin"""
+    if INTERLEAVED:
+        d = tl.arange(0, 2 * x.shape[1])[None, :]
+        tl.store(row + d, tl.reshape(tl.join(x, y), [x.shape[0], 2 * x.shape[1]]), mask=mask & (d < D))
+    else:
+        mask = mask & (tl.arange(0, x.shape[1])[None, :] < D // 2)
+        tl.store(row + x_dim, x, mask=mask)
+        tl.store(row + y_dim, y, mask=mask)
