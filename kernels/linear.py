@@ -1,38 +1,74 @@
 """Matrix product with a weight that stays the same."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Literal
+
 import torch
 from torch import Tensor
 
+from kvasir.kernels.quantized import GroupedWeight, quantize
+
 # Shapes: T tokens  I inputs  O outputs
 
-# The layout oneDNN chooses for this many tokens is the fastest, or as fast as any, from 1 to 2,000 of them.
-_TOKENS_TO_PACK_FOR = 16
+Quantization = Literal["none", "fp16", "int8", "int4"]
+
+_quantization: ContextVar[Quantization] = ContextVar("quantization", default="none")
+
+
+@contextmanager
+def quantizing(how: Quantization) -> Iterator[None]:
+    """How each PackedLinear that is made within keeps its weight: as it is, in 16 bits, or in groups of 8 or 4."""
+    token = _quantization.set(how)
+    try:
+        yield
+    finally:
+        _quantization.reset(token)
 
 
 class PackedLinear:
-    """x [T, I] -> x @ weight.T + bias [T, O], for weight [O, I] and bias [O].
+    """x [T, I] -> x @ weight.T + bias [T, O], for weight [O, I] and bias [O]. Sums are in x's dtype.
 
-    On a CPU, float32 weights are kept in oneDNN's blocked layout alone. Measured against plain rows (MKL): up to
-    twice as fast for few tokens, a tenth faster for many.
+    On a CPU, weights for float32 are kept as the panels that the compiled loops read, and nowhere else.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor | GroupedWeight, bias: Tensor | None = None, *, is_exact: bool = False) -> None:
+        """is_exact: never quantized here, whatever `quantizing` says."""
         self.num_outputs = weight.shape[0]
         self._bias = bias
-        self._is_packed = is_packable(weight)
-        self._weight = (
-            torch.ops.mkldnn._reorder_linear_weight(weight, _TOKENS_TO_PACK_FOR) if self._is_packed else weight
-        )
+        self._plain: Tensor | None = None
+        if isinstance(weight, Tensor) and not is_packable(weight):
+            self._plain = weight
+            return
+        from kvasir.kernels.cpu.panel_tile import CONVERTS_FLOAT16
+        from kvasir.kernels.cpu.panels import pack, pack_grouped
+
+        how = "none" if is_exact else _quantization.get()
+        if isinstance(weight, Tensor) and how in ("int8", "int4"):
+            weight = quantize(weight, bits=8 if how == "int8" else 4)
+        if isinstance(weight, GroupedWeight) and not CONVERTS_FLOAT16:
+            weight = weight.dequantized()
+        if isinstance(weight, GroupedWeight):
+            self._panels = pack_grouped(weight)
+        elif how == "fp16":
+            halves = weight.half()
+            if not bool(halves.isfinite().all()):
+                raise ValueError("the weights are too large for fp16")
+            self._panels = pack(halves.float(), torch.float16 if CONVERTS_FLOAT16 else torch.float32)
+        else:
+            self._panels = pack(weight, torch.float32)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if not self._is_packed:
-            return torch.nn.functional.linear(x, self._weight, self._bias)
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-        return product
+        if self._plain is not None:
+            return torch.nn.functional.linear(x, self._plain, self._bias)
+        out = x.new_empty(len(x), self.num_outputs)
+        self._panels.multiply(x, self._bias, out)
+        return out
 
 
 def is_packable(weight: Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype == torch.float32 and torch._C._has_mkldnn
+    return weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
 def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

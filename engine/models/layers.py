@@ -1,5 +1,6 @@
 """The layers that the architectures share. Weights are packed as they are loaded; nothing keeps a second copy."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -12,6 +13,7 @@ from kvasir.kernels.gelu_mul import gelu_mul
 from kvasir.kernels.linear import PackedLinear
 from kvasir.kernels.prefill_attention import prefill_attention
 from kvasir.kernels.qk_norm import qk_norm
+from kvasir.kernels.quantized import GroupedWeight, joined
 from kvasir.kernels.silu_mul import silu_mul
 from kvasir.kernels.write_kv import write_kv
 
@@ -19,18 +21,28 @@ from kvasir.kernels.write_kv import write_kv
 
 
 class Weights(Protocol):
-    """Where tensors come from, by name; in the model's dtype and on its device."""
+    """Where tensors come from, by name; in the model's dtype and on its device.
+
+    In a quantized checkpoint the weight of a linear layer is a `GroupedWeight`, which can be cut by rows as a tensor.
+    """
 
     def __call__(self, name: str) -> Tensor: ...
 
 
-def fused_linear(weights: Weights, names: list[str], bias: bool) -> PackedLinear:
-    """Several layers with one input as one product; the outputs lie side by side."""
-    matrices = [weights(f"{name}.weight") for name in names]
+def fused_linear(weights: Weights, names: list[str], bias: bool, *, is_exact: bool = False) -> PackedLinear:
+    """Several layers with one input as one product; the outputs lie side by side. is_exact: never quantized here."""
+    matrices: list[Tensor | GroupedWeight] = [weights(f"{name}.weight") for name in names]
     biases = [weights(f"{name}.bias") for name in names] if bias else []
-    return PackedLinear(
-        torch.cat(matrices) if len(matrices) > 1 else matrices[0], torch.cat(biases) if biases else None
-    )
+    return PackedLinear(_side_by_side(matrices), torch.cat(biases) if biases else None, is_exact=is_exact)
+
+
+def _side_by_side(matrices: Sequence[Tensor | GroupedWeight]) -> Tensor | GroupedWeight:
+    if len(matrices) == 1:
+        return matrices[0]
+    grouped = [each for each in matrices if isinstance(each, GroupedWeight)]
+    if len(grouped) == len(matrices):
+        return joined(grouped)
+    return torch.cat([each.dequantized() if isinstance(each, GroupedWeight) else each for each in matrices])
 
 
 class Attention:
@@ -93,7 +105,7 @@ class ExpertFeedForward:
     def __init__(self, config: ModelConfig, weights: Weights, prefix: str) -> None:
         assert config.experts is not None
         self._config = config.experts
-        self._router = fused_linear(weights, [f"{prefix}.gate"], bias=False)
+        self._router = fused_linear(weights, [f"{prefix}.gate"], bias=False, is_exact=True)
         self._experts = [FeedForward(config, weights, f"{prefix}.experts.{i}") for i in range(self._config.count)]
 
     def __call__(self, hidden: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -28,7 +29,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 class Loop(Protocol):
     """A compiled C function void(int64 *arguments)."""
 
-    address: int
+    @property
+    def address(self) -> int: ...
 
     def ctypes(self, arguments: Any) -> None: ...
 
@@ -62,6 +64,27 @@ def loop(function: Callable[[Any], None]) -> Loop:
     """What `threads.launch` can start: it gets [counter, arguments...], 64 bits each."""
     signature = types.void(types.CPointer(types.int64))
     return cast(Loop, numba.cfunc(signature, cache=True)(function))
+
+
+class _LazyLoop:
+    def __init__(self, function: Callable[[Any], None]) -> None:
+        self._function = function
+
+    @cached_property
+    def _compiled(self) -> Loop:
+        return loop(self._function)
+
+    @property
+    def address(self) -> int:
+        return self._compiled.address
+
+    def ctypes(self, arguments: Any) -> None:
+        self._compiled.ctypes(arguments)
+
+
+def lazy_loop(function: Callable[[Any], None]) -> Loop:
+    """A loop that is compiled when it is first used: one of several, of which a process needs one."""
+    return _LazyLoop(function)
 
 
 def _intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:

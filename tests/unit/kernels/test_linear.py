@@ -1,14 +1,115 @@
 import pytest
 import torch
 
-from kvasir.kernels.linear import PackedLinear, linear_reference
+from kvasir.kernels.linear import PackedLinear, Quantization, linear_reference, quantizing
+from kvasir.kernels.quantized import GroupedWeight, joined, quantize
+
+ROWS = [*range(1, 27), 33, 64, 70]
+ODD_SHAPES = [(1, 1), (31, 5), (33, 64), (100, 72), (64, 97), (1030, 40)]  # outputs, inputs
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 7, 16, 33, 200])
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not written stays NaN."""
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda like, *shape: like.new_full(shape, torch.nan))
+
+
 @pytest.mark.parametrize("has_bias", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_packed_product_is_the_plain_one(num_tokens: int, has_bias: bool, dtype: torch.dtype) -> None:
-    weight, bias = torch.randn(100, 72, dtype=dtype), torch.randn(100, dtype=dtype) if has_bias else None
-    x = torch.randn(num_tokens, 72, dtype=dtype)
-    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 0.2}
-    torch.testing.assert_close(PackedLinear(weight, bias)(x), linear_reference(x, weight, bias), **tolerance)
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), ODD_SHAPES)
+def test_product_is_the_plain_one_for_any_number_of_rows(num_outputs: int, num_inputs: int, has_bias: bool) -> None:
+    weight, bias = torch.randn(num_outputs, num_inputs), torch.randn(num_outputs) if has_bias else None
+    linear = PackedLinear(weight, bias)
+    for num_tokens in ROWS:
+        x = torch.randn(num_tokens, num_inputs)
+        torch.testing.assert_close(linear(x), linear_reference(x, weight, bias), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["fp16", "int8", "int4"])
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), ODD_SHAPES)
+def test_quantized_product_is_that_of_the_dequantized_weight(
+    num_outputs: int, num_inputs: int, how: Quantization
+) -> None:
+    weight, bias = torch.randn(num_outputs, num_inputs), torch.randn(num_outputs)
+    with quantizing(how):
+        linear = PackedLinear(weight, bias)
+    seen = weight.half().float() if how == "fp16" else quantize(weight, int(how.removeprefix("int"))).dequantized()
+    for num_tokens in ROWS:
+        x = torch.randn(num_tokens, num_inputs)
+        torch.testing.assert_close(linear(x), linear_reference(x, seen, bias), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("group_size", [16, 32, 128])
+@pytest.mark.parametrize("num_inputs", [128, 256, 200])
+def test_groups_of_any_size(group_size: int, num_inputs: int) -> None:
+    weight, x = quantize(torch.randn(40, num_inputs), 4, group_size), torch.randn(9, num_inputs)
+    torch.testing.assert_close(PackedLinear(weight)(x), linear_reference(x, weight.dequantized()), rtol=1e-4, atol=1e-4)
+
+
+def test_many_outputs_and_inputs() -> None:
+    weight = torch.randn(4128, 1536)
+    linear = PackedLinear(weight)
+    for num_tokens in (1, 17, 200):
+        x = torch.randn(num_tokens, 1536)
+        torch.testing.assert_close(linear(x), linear_reference(x, weight), rtol=1e-4, atol=1e-3)
+
+
+def test_other_dtypes_are_plain_products() -> None:
+    weight, x = torch.randn(100, 72, dtype=torch.bfloat16), torch.randn(3, 72, dtype=torch.bfloat16)
+    torch.testing.assert_close(PackedLinear(weight)(x), linear_reference(x, weight), rtol=2e-2, atol=0.2)
+
+
+def test_nan_comes_through_in_its_own_row_alone() -> None:
+    x = torch.randn(14, 64)
+    x[5, 3] = torch.nan
+    is_nan = PackedLinear(torch.randn(70, 64))(x).isnan()
+    assert is_nan[5].all()
+    assert not is_nan[[t for t in range(14) if t != 5]].any()
+
+
+@pytest.mark.parametrize(("bits", "most"), [(8, 1 / 254), (4, 1 / 28)])
+def test_no_weight_is_further_off_than_half_a_step(bits: int, most: float) -> None:
+    weight = torch.randn(64, 96)
+    groups = weight.view(64, 3, 32)
+    span = groups.abs().amax(-1) if bits == 8 else groups.amax(-1) - groups.amin(-1)
+    off = (quantize(weight, bits).dequantized() - weight).abs().view(64, 3, 32).amax(-1)
+    assert float((off / span).max()) < most
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_weights_of_nothing_stay_nothing(bits: int) -> None:
+    assert torch.equal(quantize(torch.zeros(3, 40), bits).dequantized(), torch.zeros(3, 40))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_weights_that_are_not_finite_are_refused(bits: int, bad: float) -> None:
+    weight = torch.randn(3, 40)
+    weight[1, 7] = bad
+    with pytest.raises(ValueError, match="not finite"):
+        quantize(weight, bits)
+
+
+def test_fp16_refuses_what_it_cannot_hold() -> None:
+    with quantizing("fp16"), pytest.raises(ValueError, match="too large"):
+        PackedLinear(torch.full((2, 2), 1e6))
+
+
+def test_rows_are_cut_and_joined() -> None:
+    weight = quantize(torch.randn(10, 64), 4)
+    again = joined([weight[0:3], weight[3:10]])
+    assert torch.equal(again.dequantized(), weight.dequantized())
+    with pytest.raises(ValueError, match="different groups"):
+        joined([weight, quantize(torch.randn(10, 64), 8)])
+
+
+def test_what_is_exact_is_not_quantized() -> None:
+    weight, x = torch.randn(8, 64), torch.randn(2, 64)
+    with quantizing("int4"):
+        linear = PackedLinear(weight, is_exact=True)
+    torch.testing.assert_close(linear(x), linear_reference(x, weight), rtol=1e-5, atol=1e-5)
+
+
+def test_a_grouped_weight_knows_its_shape() -> None:
+    weight: GroupedWeight = quantize(torch.randn(10, 40), 8)
+    assert weight.shape == (10, 40)
+    assert weight.scales.shape == (10, 2)

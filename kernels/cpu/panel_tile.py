@@ -1,0 +1,158 @@
+"""The register tile of a product with a packed weight: a few rows of x against one panel of columns.
+
+A panel holds `PANEL` outputs (columns) for all inputs, input by input, so it is read once and in order. Its numbers are
+float32, float16, int8 or pairs of 4 bits; they become float32 on their way into the registers.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from kvasir.kernels.cpu.simd import cgutils, intrinsic, ir, types
+
+_FEATURES = import_module("llvmlite.binding").get_host_cpu_features()
+_IS_WIDE = bool(_FEATURES.get("avx512f"))
+PANEL = 32 if _IS_WIDE else 16  # columns: two registers
+ROWS = (1, 2, 4, 8, 12) if _IS_WIDE else (1, 2, 4, 6)  # of a tile; with 12 x 2 (6 x 2) sums in registers
+# Without F16C, compilers turn a float16 into a float32 by a call of a function that may not be there.
+CONVERTS_FLOAT16 = bool(_FEATURES.get("f16c")) or not any("sse" in name for name in _FEATURES)
+
+_FLOAT32, _FLOAT16, _INT8, _INT4 = types.float32, types.uint16, types.int8, types.uint8
+_UNROLL = {1: 4, 2: 2}  # with few rows, sums of their own for every other input, or each waits for the one before
+_FUSE = ("contract",)
+_F32, _I8, _I32, _I64, _HALF = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.HalfType()
+_VECTOR = ir.VectorType(_F32, PANEL)
+
+
+def input_bytes(kind: Any) -> int:
+    """What one input takes in a panel."""
+    return {_FLOAT32: 4 * PANEL, _FLOAT16: 2 * PANEL, _INT8: PANEL, _INT4: PANEL // 2}[kind]
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def multiply_panel(
+    typing: Any, x: Any, x_stride: Any, num_rows: Any, panel: Any, address: Any, scales: Any, first: Any, count: Any,
+    ahead: Any, ahead_step: Any, sums: Any,
+) -> Any:  # fmt: skip
+    """sums[R, PANEL] += x[R, first : first + count] @ panel[first : first + count], by address. R <= ROWS[-1]
+
+    x_stride: floats a row                    panel: any array of the panels' type; `address` is the panel's own
+    scales:   address of PANEL float16 scales (and of PANEL zeros behind them, for 4 bits) of these inputs
+    ahead:    address to fetch into the cache, `ahead_step` bytes further with each input
+    sums:     R rounded up to ROWS is written; the rows behind R repeat the last
+    """
+    kind = panel.dtype
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        num_rows = arguments[2]
+        tile = _Tile(builder, kind, *arguments[:3], *arguments[4:])
+        done = builder.append_basic_block("done")
+        for rows in ROWS:
+            here, other = builder.append_basic_block(f"rows{rows}"), builder.append_basic_block("more")
+            builder.cbranch(builder.icmp_signed("<=", num_rows, ir.Constant(_I64, rows)), here, other)
+            builder.position_at_end(here)
+            tile.multiply(rows)
+            builder.branch(done)
+            builder.position_at_end(other)
+        builder.branch(done)
+        builder.position_at_end(done)
+        return context.get_dummy_value()
+
+    i64 = types.int64
+    return types.void(i64, i64, i64, panel, i64, i64, i64, i64, i64, i64, i64), codegen
+
+
+class _Tile:
+    """Writes the LLVM code of one tile."""
+
+    def __init__(self, builder: Any, kind: Any, x: Any, x_stride: Any, num_rows: Any, panel: Any, scales: Any,
+                 first: Any, count: Any, ahead: Any, ahead_step: Any, sums: Any) -> None:  # fmt: skip
+        self._builder, self._kind = builder, kind
+        self._x, self._x_stride, self._num_rows = x, x_stride, num_rows
+        self._panel, self._scales, self._first, self._count, self._sums = panel, scales, first, count, sums
+        self._ahead, self._ahead_step = ahead, ahead_step
+
+    def multiply(self, rows: int) -> None:
+        builder, unroll = self._builder, _UNROLL.get(rows, 1)
+        x_rows = [self._row(r) for r in range(rows)]
+        zero = self._half_vector(2 * PANEL) if self._kind == _INT4 else None
+        cells = [[cgutils.alloca_once(builder, _VECTOR) for _ in range(unroll)] for _ in range(rows)]
+        for cell in (cell for row in cells for cell in row):
+            builder.store(ir.Constant(_VECTOR, None), cell)
+        border = builder.add(self._first, builder.and_(self._count, ir.Constant(_I64, -unroll)))
+        with cgutils.for_range_slice(builder, self._first, border, ir.Constant(_I64, unroll), intp=_I64) as (k, _):
+            self._prefetch(k, unroll)
+            for u in range(unroll):
+                self._add(x_rows, builder.add(k, ir.Constant(_I64, u)), zero, [row[u] for row in cells])
+        if unroll > 1:
+            end = builder.add(self._first, self._count)
+            with cgutils.for_range_slice(builder, border, end, ir.Constant(_I64, 1), intp=_I64) as (k, _):
+                self._add(x_rows, k, zero, [row[0] for row in cells])
+        scale = self._half_vector(0) if self._kind in (_INT8, _INT4) else None
+        for r, row in enumerate(cells):
+            self._finish(row, scale, self._at(self._sums, 4 * PANEL * r, _VECTOR))
+
+    def _finish(self, cells: list[Any], scale: Any, place: Any) -> None:
+        builder = self._builder
+        total = builder.load(cells[0])
+        for cell in cells[1:]:
+            total = builder.fadd(total, builder.load(cell))
+        if scale is not None:
+            total = builder.fmul(total, scale, flags=_FUSE)
+        builder.store(builder.fadd(builder.load(place, align=4), total, flags=_FUSE), place, align=4)
+
+    def _row(self, r: int) -> Any:
+        builder = self._builder
+        last = builder.sub(self._num_rows, ir.Constant(_I64, 1))
+        row = ir.Constant(_I64, r)
+        row = builder.select(builder.icmp_signed("<", row, last), row, last)
+        offset = builder.mul(builder.mul(row, self._x_stride), ir.Constant(_I64, 4))
+        return builder.inttoptr(builder.add(self._x, offset), _F32.as_pointer())
+
+    def _add(self, x_rows: list[Any], k: Any, zero: Any, cells: list[Any]) -> None:
+        """cells[r] += x[r, k] * panel[k]"""
+        builder = self._builder
+        weights = self._load_weights(k, zero)
+        undefined, lane = ir.Constant(_VECTOR, ir.Undefined), ir.Constant(_I32, 0)
+        everywhere = ir.Constant(ir.VectorType(_I32, PANEL), None)
+        for x_row, cell in zip(x_rows, cells, strict=True):
+            value = builder.load(builder.gep(x_row, [k]))
+            spread = builder.shuffle_vector(builder.insert_element(undefined, value, lane), undefined, everywhere)
+            product = builder.fmul(spread, weights, flags=_FUSE)
+            builder.store(builder.fadd(builder.load(cell), product, flags=_FUSE), cell)
+
+    def _load_weights(self, k: Any, zero: Any) -> Any:
+        """As float32, but for the scale."""
+        builder = self._builder
+        place = builder.add(self._panel, builder.mul(k, ir.Constant(_I64, input_bytes(self._kind))))
+        if self._kind == _FLOAT32:
+            return builder.load(self._at(place, 0, _VECTOR), align=4)
+        if self._kind == _FLOAT16:
+            return builder.fpext(builder.load(self._at(place, 0, ir.VectorType(_HALF, PANEL)), align=2), _VECTOR)
+        if self._kind == _INT8:
+            codes = builder.load(self._at(place, 0, ir.VectorType(_I8, PANEL)), align=1)
+            return builder.sitofp(builder.sext(codes, ir.VectorType(_I32, PANEL)), _VECTOR)
+        half = PANEL // 2
+        narrow = ir.VectorType(_I32, half)
+        pairs = builder.zext(builder.load(self._at(place, 0, ir.VectorType(_I8, half)), align=1), narrow)
+        low = builder.and_(pairs, ir.Constant(narrow, [15] * half))
+        high = builder.lshr(pairs, ir.Constant(narrow, [4] * half))
+        order = ir.Constant(ir.VectorType(_I32, PANEL), list(range(PANEL)))
+        return builder.fsub(builder.sitofp(builder.shuffle_vector(low, high, order), _VECTOR), zero)
+
+    def _half_vector(self, offset: int) -> Any:
+        halves = self._builder.load(self._at(self._scales, offset, ir.VectorType(_HALF, PANEL)), align=2)
+        return self._builder.fpext(halves, _VECTOR)
+
+    def _prefetch(self, k: Any, num_inputs: int) -> None:
+        builder = self._builder
+        pointer = _I8.as_pointer()
+        function = builder.module.globals.get("llvm.prefetch.p0") or ir.Function(
+            builder.module, ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32]), "llvm.prefetch.p0"
+        )
+        place = builder.add(self._ahead, builder.mul(k, self._ahead_step))
+        for line in range(0, num_inputs * input_bytes(self._kind), 64):
+            address = builder.inttoptr(builder.add(place, ir.Constant(_I64, line)), pointer)
+            builder.call(function, [address, *(ir.Constant(_I32, value) for value in (0, 3, 1))])
+
+    def _at(self, address: Any, offset: int, what: Any) -> Any:
+        return self._builder.inttoptr(self._builder.add(address, ir.Constant(_I64, offset)), what.as_pointer())
