@@ -156,15 +156,19 @@ class DecodeNode(Node[DecodeRequest]):
     def on_admitted(self, entry: DecodeRequest, admitted: Admitted, outbox: Outbox) -> None:
         if entry.patience is not None:
             entry.patience.cancel()
-        outbox.to(entry.session).admitted.append(wire.admitted_to_proto(admitted))
+        if not admitted.is_again:
+            outbox.to(entry.session).admitted.append(wire.admitted_to_proto(admitted))
         if entry.ticket is None:
             return
         wanted = wanted_blocks(entry.ticket, admitted, self.parts.kv_identity, self.limits.block_size)
         on_block = partial(self.engine.block_loaded, entry.request_id)
         entry.transfer = self.receiver.start(entry.ticket, wanted, on_block, self._compute_s)
-        entry.transfer.progress(entry.num_published, entry.is_committed)
-        if entry.aborted_because is not None:
-            entry.transfer.abort(entry.aborted_because)
+        if admitted.is_again:  # by who stored it, nothing is to come
+            entry.transfer.progress(len(admitted.block_table), committed=True)
+        else:
+            entry.transfer.progress(entry.num_published, entry.is_committed)
+            if entry.aborted_because is not None:
+                entry.transfer.abort(entry.aborted_because)
         self.spawn(self._finish_transfer(entry, entry.transfer, admitted, wanted))
 
     def on_computed(self, entry: DecodeRequest | None, computed: ComputedBlocks) -> None:
@@ -222,11 +226,24 @@ class DecodeNode(Node[DecodeRequest]):
             lost = set(result.missing)
             full = (block.index for block in wanted if block.num_tokens == self.limits.block_size)
             entry.fetched.update(index for index in full if index not in lost)
+            self._note_stored(entry, lost)
         finally:
             self.loading_done(entry.request_id)
-        if self.in_flight.get(entry.request_id) is not entry:
+        if self.in_flight.get(entry.request_id) is not entry or admitted.is_again:
             return
         entry.session.tell(common_pb2.StepOutput(transfers=[self._report(entry, admitted, wanted, result)]))
+
+    def _note_stored(self, entry: DecodeRequest, lost: set[int]) -> None:
+        """What the engine may ask for once more, if it has to take the request's blocks away; and what that costs."""
+        if not self.parts.connector.is_store:
+            return  # a peer lets go of what has been fetched
+        block_size = self.limits.block_size
+        num_blocks = min(lost, default=entry.request.num_tokens_at_arrival // block_size)
+        entry.request.num_stored_tokens = num_blocks * block_size
+        rate = self.receiver.rates.of(self.parts.connector.name).rate
+        if rate is not None:
+            num_bytes = self.parts.memory.layout.bytes_per_block
+            self.parts.engine.scheduler.fetch_s_per_block = num_bytes / rate.bandwidth_bytes_per_s
 
     def _report(
         self, entry: DecodeRequest, admitted: Admitted, wanted: list[WantedBlock], result: TransferResult

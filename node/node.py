@@ -208,7 +208,8 @@ class Node(ABC, Generic[E]):
             self.loading_done(admitted.request.request_id)
             return
         entry.is_admitted = True
-        self.metrics.admitted(entry.progress, admitted)
+        if not admitted.is_again:
+            self.metrics.admitted(entry.progress, admitted)
         self.on_admitted(entry, admitted, outbox)
 
     def _on_output(self, output: SequenceOutput, outbox: Outbox) -> None:
