@@ -1,9 +1,13 @@
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from kvasir.cli.model import prepare_builtin_model
+
+# Before anything imports triton: what it was when triton was imported counts. No test but those of the kernels minds.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # `make test-browser` installs what these import.
 collect_ignore = [] if find_spec("playwright") else ["browser"]

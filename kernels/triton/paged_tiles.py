@@ -116,8 +116,10 @@ def _attend_tiles(
 
 @triton.jit
 def _tanh(x):
-    """Without a library call, which the interpreter has not. exp2 may give 0 or inf: the limits are -1 and 1."""
-    return 1.0 - 2.0 / (tl.exp2(x * (2 * _LOG2_E)) + 1.0)
+    """Without a library call, which the interpreter has not, and without overflow."""
+    decay = tl.exp2(tl.abs(x) * (-2 * _LOG2_E))
+    magnitude = (1.0 - decay) / (1.0 + decay)
+    return tl.where(x < 0, -magnitude, magnitude)
 
 
 @triton.jit
