@@ -31,8 +31,9 @@ def pack_blocks(
 ) -> None:
     """kv_cache [N, L, 2, K, B, D], contiguous -> staging [P, payload bytes] uint8, for blocks [P] int64
 
-    heads: the KV heads to pack, all by default. Rows of staging may lie apart, each aligned to the codec's numbers
-    (16 bytes for the fastest stores). ValueError: staging of another size, or a codec that there is not.
+    heads: the KV heads to pack, all by default. Rows of staging may lie apart, each aligned to 4 bytes; the
+    fastest are those that begin at, and lie apart by, multiples of 32. ValueError: staging of another size, or a codec
+    that there is not.
     """
     heads = _checked(kv_cache, blocks, staging, codec, heads)
     if is_triton(kv_cache):

@@ -14,7 +14,7 @@ E4M3_MAX = 448.0
 def quantized_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [T, I] float -> x @ (weight * scales).T + bias, [T, O] in x's dtype; sums are in float32
 
-    weight: [O, I] int8 or float8_e4m3fn without NaN      scales: [O, G] float32; G divides I      bias: [O]
+    weight: [O, I] int8 or float8_e4m3fn without NaN      scales: [O, G] float; G divides I      bias: [O]
     ValueError: shapes that do not fit.
     """
     num_outputs, num_inputs = weight.shape
@@ -43,5 +43,5 @@ def quantize_weight(weight: Tensor, dtype: torch.dtype, group_size: int | None =
 
 def quantized_linear_reference(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
     groups = weight.to(torch.float32).unflatten(1, (scales.shape[1], -1))
-    product = x.float() @ (groups * scales[:, :, None]).flatten(1).T
+    product = x.float() @ (groups * scales.float()[:, :, None]).flatten(1).T
     return (product if bias is None else product + bias.float()).to(x.dtype)

@@ -39,5 +39,6 @@ def _gated_kernel(gate_up_ptr, out_ptr, size, row_stride, IS_GELU: tl.constexpr,
     inner = gate
     if IS_GELU:
         inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    out = gate / (1.0 + tl.exp(-inner)) * up
+    decay = tl.exp(-tl.abs(inner))  # never overflows
+    out = gate * tl.where(inner >= 0, 1.0, decay) / (1.0 + decay) * up
     tl.store(out_ptr + row * size + columns, rounded(out, out_ptr.dtype.element_ty), mask=mask)

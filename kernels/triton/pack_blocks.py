@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvasir.kernels.backend import is_interpreted
 from kvasir.kernels.pack_blocks import Codec, views_of
 from kvasir.kernels.triton.casts import e4m3_bits, e4m3_values, float16_bits, rounded
+from kvasir.kernels.triton.device import capability
 
 # Shapes: P blocks to pack  R rows of a block  D head dim
 
@@ -56,14 +56,9 @@ def _launch(kernel, kv_cache: Tensor, blocks: Tensor, staging: Tensor, codec: Co
         kv_cache, blocks, values if scales is None else scales, values,
         pieces, num_rows, kv_cache.stride(0), 0 if scales is None else scales.stride(0), values.stride(0),
         len(heads) * block_size, num_kv_heads * block_size, heads.start * block_size,
-        CODEC=kind, IS_NATIVE_FP8=_has_fp8(kv_cache), HEAD_DIM=head_dim, ROWS=rows, BLOCK_D=width,
+        CODEC=kind, IS_NATIVE_FP8=capability(kv_cache) >= 89, HEAD_DIM=head_dim, ROWS=rows, BLOCK_D=width,
         num_warps=4, enable_fp_fusion=False,  # a product and a sum in one rounding would not give the codec's bytes
     )  # fmt: skip
-
-
-def _has_fp8(tensor: Tensor) -> bool:
-    """Whether the machine converts to e4m3 by itself. The interpreter does, but rounds otherwise."""
-    return tensor.is_cuda and not is_interpreted() and torch.cuda.get_device_capability(tensor.device) >= (8, 9)
 
 
 @triton.jit

@@ -76,10 +76,10 @@ def _linear_kernel(
         if IS_GROUPED:
             group = start // group_size
             scale = tl.load(scales_ptr + outputs.to(tl.int64) * num_groups + group, mask=is_output, other=0.0)
-            product *= scale[None, :]
+            product *= scale.to(tl.float32)[None, :]
         sums += product
     if not IS_GROUPED:
-        sums *= tl.load(scales_ptr + outputs, mask=is_output, other=0.0)[None, :]
+        sums *= tl.load(scales_ptr + outputs, mask=is_output, other=0.0).to(tl.float32)[None, :]
     if HAS_BIAS:
         sums += tl.load(bias_ptr + outputs, mask=is_output, other=0.0).to(tl.float32)[None, :]
     out_ptrs = out_ptr + tokens.to(tl.int64) * num_outputs + outputs[None, :]
