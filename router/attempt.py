@@ -13,6 +13,7 @@ Several sequences have one prefill, one ticket and one handle, in an attempt tha
 import asyncio
 import uuid
 from collections.abc import Callable
+from functools import partial
 
 from kvasir.common.errors import DeadlineExceeded, Draining, InvalidRequest, NumericalError, Overloaded, ServingError
 from kvasir.proto import common_pb2
@@ -53,7 +54,7 @@ class Attempt:
         self._queue = queue
         self._pool = pool
         self._metrics = metrics
-        self._hear = hear
+        self._hear = partial(hear, self)
         self._entry: Entry | None = None
         self._outputs_before = tuple(life.outputs[0])
         self._prefill: Leg | None = None
@@ -78,7 +79,7 @@ class Attempt:
             return
         if self._decode is not None and self._first is not None:  # else when the others are continued
             self._cancel_on_decode(self._decode, sequence)
-        self._hear(self, None, None)
+        self._hear(None, None)
 
     def close(self) -> None:
         """Nothing of it stays anywhere: not in the queue, not on a node."""
@@ -91,24 +92,25 @@ class Attempt:
 
     def act_on(self, source: Leg | None, event: Heard) -> TokenDelta | None:
         """The tokens in it. Raises `TryAgain`, and what ends the request."""
-        if event is None:
-            return None
+        if source is not None:
+            assert isinstance(event, Event), "legs say nothing else"
+            if source is self._decode:
+                return self._decode_says(source, event)
+            if source is self._prefill:
+                return self._prefill_says(source, event)
+            return None  # the last words of a leg that has been closed
         if isinstance(event, Placement):
             self._start(event)
         elif isinstance(event, ServingError):
             raise event  # no room will come, or no time is left
-        elif source is self._prefill and source is not None:
-            return self._prefill_says(source, event)
-        elif source is self._decode and source is not None:
-            return self._decode_says(source, event)
-        return None  # the last words of a leg that has been closed
+        return None
 
     # --- room and start --------------------------------------------------------------------------------------------
 
     def _wait_for_room(self, *, wants_prefill: bool) -> None:
         connector = self._ticket.connector if self._ticket is not None else None
         need = self._life.need(wants_prefill=wants_prefill, connector=connector)
-        self._entry = Entry(self._life.turn, need, lambda result: self._hear(self, None, result))
+        self._entry = Entry(self._life.turn, need, partial(self._hear, None))
         self._queue.join(self._entry)
 
     def _start(self, placement: Placement) -> None:
@@ -117,27 +119,26 @@ class Attempt:
         if self._life.has_begun:
             request.sampling.ClearField("prompt_logprobs")  # they have been told
         if placement.prefill is not None:
-            self._prefill = Leg(placement.prefill, self._heard)
+            self._prefill = Leg(placement.prefill, self._hear)
             self._ticket = wire.ticket_to(self._prefill.node.info, transfer_id=uuid.uuid4().hex)
             self._prefill.send(wire.start_prefill(self._prefill.handle, request, self._ticket))
             self._metrics.attempts(prefill="remote")
         elif self._ticket is None:
             self._first = ((),)  # sampled where it is computed
             self._metrics.attempts(prefill="local")
-        self._decode = Leg(placement.decode, self._heard)
+        self._decode = Leg(placement.decode, self._hear)
         self._decode.send(wire.start_decode(self._decode.handle, request, self._ticket))
         if self._progress is not None:
             self._decode.send(wire.report_progress(self._decode.handle, self._progress))
         if self._first is not None:
             self._continue_with(self._first)
 
-    def _heard(self, leg: Leg, event: Event) -> None:
-        self._hear(self, leg, event)
-
     # --- prefill node ----------------------------------------------------------------------------------------------
 
     def _prefill_says(self, prefill: Leg, event: Event) -> TokenDelta | None:
         match event:
+            case Tokens():
+                return self._take_first(prefill, event)
             case Admitted():
                 self._num_cached_tokens = event.num_cached_tokens + event.num_fetched_tokens
                 prefill.reservation.is_admitted = True
@@ -150,8 +151,6 @@ class Attempt:
                     self._decode.send(wire.report_progress(self._decode.handle, event))
             case PromptLogprobs():
                 self._prompt_logprobs.extend(event.positions)
-            case Tokens():
-                return self._take_first(prefill, event)
             case Failed():
                 self._prefill_failed(prefill, event.error)
             case Transferred():
@@ -202,6 +201,8 @@ class Attempt:
 
     def _decode_says(self, decode: Leg, event: Event) -> TokenDelta | None:
         match event:
+            case Tokens():
+                return self._next_tokens(decode, event)
             case Admitted():
                 decode.reservation.is_admitted = True
                 decode.reservation.queued_at_most(self._life.num_tokens - event.num_cached_tokens)
@@ -214,8 +215,6 @@ class Attempt:
                 self._release_if_done()
             case PromptLogprobs():
                 self._prompt_logprobs.extend(event.positions)
-            case Tokens():
-                return self._next_tokens(decode, event)
             case Failed():
                 self._decode_failed(decode, event.error)
             case Progress():
@@ -224,12 +223,11 @@ class Attempt:
 
     def _next_tokens(self, decode: Leg, tokens: Tokens) -> TokenDelta | None:
         self._decode_has_spoken = True
-        if self._life.has_begun:
+        if Mark.DECODE_START not in self._life.marks and self._life.has_begun:
             self._life.mark(Mark.DECODE_START)
         delta = self._take(decode, tokens)
         decode.has_ended = not self._life.open
-        decode.reservation.queued_at_most(0)
-        decode.reservation.grow_to(self._life.num_tokens)
+        decode.reservation.holds(self._life.num_tokens)
         return delta
 
     def _decode_failed(self, decode: Leg, error: ServingError) -> None:

@@ -52,6 +52,8 @@ class Life:
     @property
     def num_tokens(self) -> int:
         """That a node holds for it: the prompt once, and the outputs of each sequence that goes on."""
+        if len(self.outputs) == 1:
+            return len(self.request.prompt_token_ids) + (len(self.outputs[0]) if self.open else 0)
         return len(self.request.prompt_token_ids) + sum(len(self.outputs[sequence]) for sequence in self.open)
 
     @property
@@ -104,7 +106,8 @@ class Life:
     ) -> TokenDelta:
         """Book new tokens; what is said once is said with the first."""
         is_first = Mark.FIRST_TOKEN not in self.marks
-        self.mark(Mark.FIRST_TOKEN)
+        if is_first:
+            self.mark(Mark.FIRST_TOKEN)
         self.outputs[sequence].extend(token_ids)
         if finish_reason is not None:
             self.open.remove(sequence)

@@ -1,9 +1,11 @@
 """What the router tells Prometheus about requests, end to end; what the dispatching half counts stands beside it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from kvasir.common.metrics import ITL_BUCKETS_S, LATENCY_BUCKETS_S, TOKEN_BUCKETS, TTFT_BUCKETS_S, Metrics
+from kvasir.common.metrics import ITL_BUCKETS_S, LATENCY_BUCKETS_S, TOKEN_BUCKETS, TTFT_BUCKETS_S, Metrics, Sample
+from kvasir.common.tally import Tally
 from kvasir.router.recent import Recent
 
 Clock = Callable[[], float]
@@ -35,12 +37,13 @@ class RouterMetrics:
         )
         self.prompt_tokens = metrics.counter("vllm:prompt_tokens", "Prompt tokens of requests that gave a token.")
         self.cached_tokens = metrics.counter("vllm:prompt_tokens_cached", "Prompt tokens that no node had to compute.")
-        self.generation_tokens = metrics.counter("vllm:generation_tokens", "Generated tokens.")
+        self.num_generation_tokens = 0
+        metrics.sampled(self._read)
         self.ttft_s = metrics.histogram(
             "vllm:time_to_first_token_seconds", "From the request's arrival to its first token.", TTFT_BUCKETS_S
         )
-        self.itl_s = metrics.histogram(
-            "vllm:inter_token_latency_seconds", "Gaps between the tokens of a choice.", ITL_BUCKETS_S
+        self.itl_s = Tally(
+            metrics, "vllm:inter_token_latency_seconds", "Gaps between the tokens of a choice.", ITL_BUCKETS_S
         )
         self.tpot_s = metrics.histogram(
             "vllm:request_time_per_output_token_seconds", "Mean gap of one choice.", ITL_BUCKETS_S
@@ -64,6 +67,9 @@ class RouterMetrics:
     def num_in_flight(self) -> int:
         return self._num_in_flight
 
+    def _read(self) -> Iterator[Sample]:
+        yield Sample("vllm:generation_tokens", "Generated tokens.", self.num_generation_tokens, is_counter=True)
+
     def _change_in_flight(self, by: int) -> None:
         self._num_in_flight += by
         self.in_flight(self._num_in_flight)
@@ -75,6 +81,13 @@ class RouterMetrics:
             self.success(finished_reason=outcome)
 
 
+@dataclass(eq=False, slots=True)
+class _Choice:
+    first_s: float  # when its first token came
+    last_s: float
+    num_tokens: int
+
+
 class RequestRecord:
     """One request's life. It ends exactly once, whatever happens first."""
 
@@ -82,8 +95,7 @@ class RequestRecord:
         self._metrics = metrics
         self._endpoint = endpoint
         self._arrived_s = metrics.clock()
-        self._choice_times_s: dict[int, tuple[float, float]] = {}  # first and last token of each choice
-        self._num_tokens: dict[int, int] = {}
+        self._choices: dict[int, _Choice] = {}
         self._has_ended = False
 
     def prompt(self, num_tokens: int) -> None:
@@ -98,20 +110,22 @@ class RequestRecord:
         """Several that come at once share their gap."""
         if num_tokens == 0:
             return
-        now = self._metrics.clock()
-        if not self._choice_times_s:
-            self._metrics.ttft_s(now - self._arrived_s)
-            self._metrics.recent.first_token(now - self._arrived_s)
-        first_s, last_s = self._choice_times_s.get(choice, (now, now))
-        if choice in self._choice_times_s:
-            gap_s = (now - last_s) / num_tokens
-            for _ in range(num_tokens):
-                self._metrics.itl_s(gap_s)
-            self._metrics.recent.gap(gap_s, num_tokens)
-        self._choice_times_s[choice] = (first_s, now)
-        self._num_tokens[choice] = self._num_tokens.get(choice, 0) + num_tokens
-        self._metrics.generation_tokens(num_tokens)
-        self._metrics.recent.tokens(num_tokens)
+        metrics = self._metrics
+        now = metrics.clock()
+        seen = self._choices.get(choice)
+        gap_s = None
+        if seen is None:
+            if not self._choices:
+                metrics.ttft_s(now - self._arrived_s)
+                metrics.recent.first_token(now - self._arrived_s)
+            self._choices[choice] = _Choice(now, now, num_tokens)
+        else:
+            gap_s = (now - seen.last_s) / num_tokens
+            metrics.itl_s(gap_s, num_tokens)
+            seen.last_s = now
+            seen.num_tokens += num_tokens
+        metrics.num_generation_tokens += num_tokens
+        metrics.recent.tokens(num_tokens, gap_s, now)
 
     def served(self, response_id: str, node: str) -> None:
         """`node` gave tokens of the answer that the client knows by this id."""
@@ -125,7 +139,7 @@ class RequestRecord:
         if outcome not in ("stop", "length"):
             return
         self._metrics.e2e_s(self._metrics.clock() - self._arrived_s)
-        self._metrics.request_generation_tokens(sum(self._num_tokens.values()))
-        for choice, (first_s, last_s) in self._choice_times_s.items():
-            if self._num_tokens[choice] > 1:
-                self._metrics.tpot_s((last_s - first_s) / (self._num_tokens[choice] - 1))
+        self._metrics.request_generation_tokens(sum(seen.num_tokens for seen in self._choices.values()))
+        for seen in self._choices.values():
+            if seen.num_tokens > 1:
+                self._metrics.tpot_s((seen.last_s - seen.first_s) / (seen.num_tokens - 1))

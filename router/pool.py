@@ -29,8 +29,12 @@ class Reservation:
         node.num_blocks_reserved += self.num_blocks
         node.num_tokens_sent += num_queued_tokens
 
-    def grow_to(self, num_tokens: int) -> None:
-        self._set(self._num_blocks_for(num_tokens), self.num_queued_tokens)
+    def holds(self, num_tokens: int) -> None:
+        """All of its prompt has been computed, and it has so many tokens now."""
+        self.queued_at_most(0)
+        num_blocks = self._num_blocks_for(num_tokens)
+        if num_blocks != self.num_blocks:
+            self._set(num_blocks, self.num_queued_tokens)
 
     def queued_at_most(self, num_tokens: int) -> None:
         """No more than so many of its prompt tokens are still to be computed."""

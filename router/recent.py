@@ -41,13 +41,18 @@ class Recent:
         self._served_by: OrderedDict[str, list[str]] = OrderedDict()
 
     def first_token(self, ttft_s: float) -> None:
-        self._now().ttft_s.append(ttft_s)
+        self._slice(self._clock()).ttft_s.append(ttft_s)
 
-    def gap(self, itl_s: float, times: int = 1) -> None:
-        self._now().itl_s.extend([itl_s] * times)
-
-    def tokens(self, num_tokens: int) -> None:
-        self._now().num_tokens += num_tokens
+    def tokens(self, num_tokens: int, itl_s: float | None, now_s: float) -> None:
+        """That came together at `now_s`, each so long after the one before; None: they are a choice's first."""
+        current = self._slice(now_s)
+        current.num_tokens += num_tokens
+        if itl_s is None:
+            return
+        if num_tokens == 1:
+            current.itl_s.append(itl_s)
+        else:
+            current.itl_s.extend([itl_s] * num_tokens)
 
     def served(self, response_id: str, node: str) -> None:
         """`node` gave tokens of this answer."""
@@ -76,7 +81,7 @@ class Recent:
             one.num_tokens += num_tokens
             one.ttft_s.extend(ttft_s)
             one.itl_s.extend(itl_s)
-        current = self._number()
+        current = self._number(self._clock())
         return [
             self._summary(known.get(number, _Slice(number)), current)
             for number in range(current - self._num_slices + 1, current + 1)
@@ -92,11 +97,11 @@ class Recent:
             itl_p99_s=_quantile(one.itl_s, 0.99),
         )
 
-    def _number(self) -> int:
-        return int(self._clock() // self._slice_s)
+    def _number(self, at_s: float) -> int:
+        return int(at_s // self._slice_s)
 
-    def _now(self) -> _Slice:
-        number = self._number()
+    def _slice(self, at_s: float) -> _Slice:
+        number = self._number(at_s)
         if not self._slices or self._slices[-1].number != number:
             self._slices.append(_Slice(number))
         return self._slices[-1]

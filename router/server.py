@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from kvasir.router.assembly import Alone, running_router
 from kvasir.router.config import RouterConfig
+from kvasir.router.garbage import settle
 from kvasir.router.http_server import running_http_server
 
 log = logging.getLogger(__name__)
@@ -21,6 +22,7 @@ async def serve(config: RouterConfig) -> None:
         running_http_server(router.app, config.host, config.port, config.shutdown_grace_s) as server,
     ):
         stop.on_second = server.hurry
+        settle()
         log.info("serving %s on http://%s:%d", ", ".join(router.names), config.host, server.port)
         await stop.first.wait()
         log.info("stopping: requests that run may end within %g s", config.shutdown_grace_s)

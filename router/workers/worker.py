@@ -23,6 +23,7 @@ from kvasir.proto import registry_pb2_grpc, workers_pb2_grpc
 from kvasir.proto import workers_pb2 as pb
 from kvasir.router.assembly import Router, running_router
 from kvasir.router.config import RouterConfig
+from kvasir.router.garbage import settle
 from kvasir.router.http_server import running_http_worker
 from kvasir.router.openai.errors import HttpError
 from kvasir.router.registry import RegistryServicer
@@ -84,6 +85,7 @@ async def serve_worker(number: int, places: Places, control: socket.socket, conf
                 server.hurry()
 
             stop.on_second = server.hurry
+            settle()
             inbox = Inbox(control, server.adopt, on_parent_gone=end)
             await stop.first.wait()
             await inbox.close()

@@ -54,16 +54,18 @@ def test_a_reservation_counts_at_once_and_until_it_is_released() -> None:
     reservation = Reservation(one, num_tokens=33, num_queued_tokens=32)
     view = one.view()
     assert (view.num_free_blocks, view.num_seats_taken, view.num_queued_tokens) == (97, 1, 32)
-    reservation.grow_to(49)
     reservation.queued_at_most(10)
     view = one.view()
-    assert (view.num_free_blocks, view.num_queued_tokens) == (96, 10)
+    assert (view.num_free_blocks, view.num_queued_tokens) == (97, 10)
     reservation.queued_at_most(20)  # late news
     assert one.view().num_queued_tokens == 10
+    reservation.holds(49)
+    view = one.view()
+    assert (view.num_free_blocks, view.num_queued_tokens) == (96, 0)
     reservation.release()
     reservation.release()
     reservation.queued_at_most(0)
-    reservation.grow_to(1000)
+    reservation.holds(1000)
     view = one.view()
     assert (view.num_free_blocks, view.num_seats_taken, view.num_queued_tokens) == (100, 0, 0)
 
