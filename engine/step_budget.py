@@ -39,8 +39,10 @@ class StepBudget:
             if self._token_s == 0:
                 self._token_s = step.step_time_s / step.num_prefill_tokens
         elif 2 * step.num_prefill_tokens >= self._min_tokens:  # of fewer, the rest of a step says too much
-            decode_s = self._decode_s = min(self._decode_s, step.step_time_s)
-            token_s = max(step.step_time_s - decode_s, 1e-9) / step.num_prefill_tokens
+            if step.step_time_s <= self._decode_s:  # so decoding takes less than it did when it was last alone
+                prompts_s = step.num_prefill_tokens * self._token_s or step.step_time_s
+                self._decode_s = max(step.step_time_s - prompts_s, 0.0)
+            token_s = (step.step_time_s - self._decode_s) / step.num_prefill_tokens
             self._token_s = _towards(self._token_s, token_s)
 
 

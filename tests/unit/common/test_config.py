@@ -68,3 +68,12 @@ def test_lists_in_the_environment(value: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("KVASIR_TRIAL_JOIN", value)
     assert Config.load([]).join == ["a:1", "b:2"]
     assert Config.load(["--join", "c:3", "--join", "d:4"]).join == ["c:3", "d:4"]
+
+
+def test_help_names_the_file_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        Config.load(["--help"])
+    assert end.value.code == 0
+    printed = capsys.readouterr().out
+    assert "--config FILE" in printed
+    assert "KVASIR_CONFIG" in printed

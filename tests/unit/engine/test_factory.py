@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kvasir.engine.factory import build_engine
+from kvasir.engine.factory import build_engine, capacity_of
 from kvasir.engine.models.config import UnsupportedModel
 from kvasir.engine.request import Request, RequestId
 from kvasir.engine.sampling_params import SamplingParams
@@ -96,3 +96,60 @@ def test_the_same_seed_gives_the_same_tokens_alone_and_in_a_batch(tmp_path: Path
         run(tmp_path, settings, [one])
     assert [one.output_token_ids for one in together] == [one.output_token_ids for one in alone]
     assert len({tuple(one.output_token_ids) for one in together}) == 5
+
+
+def test_a_length_that_fits_the_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_checkpoint(tmp_path)
+    block = build_engine(EngineSettings(model=str(tmp_path), kv_cache_memory=MEMORY, block_size=8))[2].layout
+    settings = EngineSettings(
+        model=str(tmp_path), kv_cache_memory=3 * block.bytes_per_block, block_size=8, max_model_len="auto"
+    )
+    with caplog.at_level("INFO"):
+        engine, _, info = build_engine(settings)
+    assert info.max_model_len == engine.scheduler.limits.max_model_len == 24
+    assert "KV cache of 3 blocks: 24 tokens, 1.00 requests of 24 tokens" in caplog.text
+    roomy = EngineSettings(model=str(tmp_path), kv_cache_memory=MEMORY, max_model_len="auto")
+    assert build_engine(roomy)[2].max_model_len == 64, "no more than the model's"
+
+
+def test_capacity_in_words() -> None:
+    assert capacity_of(100, 16, 400) == "KV cache of 100 blocks: 1,600 tokens, 4.00 requests of 400 tokens"
+
+
+@pytest.mark.parametrize(
+    ("role", "swap_space", "num_blocks"), [("decode", None, 10), ("decode", 0, 0), ("prefill", None, 0)]
+)
+def test_swap_space(tmp_path: Path, role: Any, swap_space: int | None, num_blocks: int) -> None:
+    save_checkpoint(tmp_path)
+    layout = build_engine(EngineSettings(model=str(tmp_path), kv_cache_memory=MEMORY))[2].layout
+    settings = EngineSettings(
+        model=str(tmp_path), role=role, kv_cache_memory=40 * layout.bytes_per_block, swap_space=swap_space
+    )
+    assert build_engine(settings)[0].scheduler.tables.swap.num_blocks == num_blocks
+
+
+def test_swapped_requests_of_a_real_model_say_the_same(tmp_path: Path) -> None:
+    """Bytes of real blocks go to the host and come back, the partial one too."""
+    save_checkpoint(tmp_path, initializer_range=0.2)
+    layout = build_engine(EngineSettings(model=str(tmp_path), kv_cache_memory=MEMORY, block_size=4))[2].layout
+    prompts = {"a": list(range(3, 14)), "b": list(range(20, 33)), "c": list(range(40, 47))}
+
+    def tokens(num_blocks: int, swap_space: int) -> tuple[dict[str, list[int]], int]:
+        memory = num_blocks * layout.bytes_per_block
+        settings = EngineSettings(
+            model=str(tmp_path), kv_cache_memory=memory, block_size=4, watermark=0, swap_space=swap_space,
+            enable_prefix_caching=False,
+        )  # fmt: skip
+        engine, _, _ = build_engine(settings)
+        requests = [request(prompt, name, max_tokens=20) for name, prompt in prompts.items()]
+        for one in requests:
+            engine.submit(one)
+        while engine.has_work:
+            engine.step()
+            engine.check_invariants()
+        return {one.request_id: one.output_token_ids for one in requests}, engine.stats().num_swaps
+
+    alone, _ = tokens(100, 0)
+    swapped, num_swaps = tokens(12, MEMORY)
+    assert swapped == alone
+    assert num_swaps > 0

@@ -4,7 +4,7 @@ import pytest
 
 from kvasir.common.sizes import parse_bytes, parse_cpus
 from kvasir.decode_node.config import DecodeConfig
-from kvasir.node.build import connector_settings
+from kvasir.node.build import connector_settings, engine_settings
 from kvasir.prefill_node.config import PrefillConfig
 
 
@@ -58,6 +58,7 @@ def test_the_environment_and_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path:
         (["--model", "/m", "--listen", "50051"], "host:port"),
         (["--model", "/m", "--kv-cache-memory", "lots"], "amount of memory"),
         (["--model", "/m", "--max-num-seqs", "0"], "greater than 0"),
+        (["--model", "/m", "--max-model-len", "most"], "auto"),
         (["--model", "/m", "--cpus", "x"], "CPUs"),
     ],
 )
@@ -82,3 +83,18 @@ def test_the_cost_rule_can_be_switched_off() -> None:
     settings = connector_settings(PrefillConfig.load(["--model", "/m", "--kv-fetch", "always"]), "")
     assert settings.costs.is_worth_fetching(fetch_s=10.0, compute_s=1.0)
     assert settings.costs.give_up_after_s(1.0) == float("inf")
+
+
+def test_what_only_decode_nodes_have_reaches_the_engine() -> None:
+    argv = ["--model", "/m", "--target-itl-ms", "40", "--swap-space", "1GiB", "--max-model-len", "auto"]
+    settings = engine_settings(DecodeConfig.load([*argv, "--priority-aging-s", "5"]), "decode")
+    assert (settings.target_itl_s, settings.swap_space, settings.max_model_len) == (0.04, 1 << 30, "auto")
+    assert settings.priority_aging_s == 5
+    assert engine_settings(DecodeConfig.load(["--model", "/m"]), "decode").swap_space is None
+    assert engine_settings(PrefillConfig.load(["--model", "/m"]), "prefill").swap_space == 0
+
+
+def test_seats_beyond_a_step_would_leave_nothing_for_prompts(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        DecodeConfig.load(["--model", "/m", "--max-num-seqs", "300"])
+    assert "max_num_batched_tokens of 256 is less than max_num_seqs of 300" in capsys.readouterr().err
