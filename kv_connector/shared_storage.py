@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -28,7 +29,7 @@ T = TypeVar("T")
 _LOOK_INTERVAL_S = 60.0
 _NUM_MOVING = 8  # threads that move blocks
 _NUM_ASKING = 4  # those for short questions do not wait for them
-_NUM_WRITING = 2  # of one `put`
+_NUM_WRITING = 2  # of one `put`, where the storage makes them wait
 
 
 class SharedStorageConnector:
@@ -71,9 +72,12 @@ class SharedStorageConnector:
 
     async def put(self, frames: Iterable[tuple[StoreKey, Frame]]) -> None:
         waiting = _Shared(frames)
-        jobs = [self._moving.start(self._write, waiting) for _ in range(_NUM_WRITING)]
+        jobs = [self._moving.start(self._write, waiting, 1)]
         try:
-            for job in jobs:
+            await jobs[0].outcome()
+            num_more = _NUM_WRITING if jobs[0].has_waited else 1
+            jobs += [self._moving.start(self._write, waiting) for _ in range(num_more)]
+            for job in jobs[1:]:
                 await job.outcome()
         except OSError as error:
             raise KVTransferError(f"shared storage: {error}") from error
@@ -120,8 +124,8 @@ class SharedStorageConnector:
         except OSError as error:
             raise KVTransferError(f"shared storage: {error}") from error
 
-    def _write(self, job: Job[None], frames: "_Shared[tuple[StoreKey, Frame]]") -> None:
-        for key, frame in frames:
+    def _write(self, job: Job[None], frames: "_Shared[tuple[StoreKey, Frame]]", most: int | None = None) -> None:
+        for key, frame in islice(frames, most):
             job.check()
             self._folder.write(key, frame, self._quota.make_room(frame.payload.nbytes + ALIGNMENT))
 

@@ -1,7 +1,9 @@
 """A block as a file in a folder that several nodes mount.
 
     <folder>/3f/3fa0...-exact-float32-0-3             a block: its header, zeros up to a page, its payload
-    <folder>/3f/3f.0c5d....tmp                        one being written: aside, and renamed when it is whole
+    <folder>/00/00.0c5d....tmp                        one being written: aside, and renamed when it is whole
+
+What is being written lies in one folder, since file systems are slow to make files in many.
 
 Readers see all of a block or nothing, without a lock, on NFS as well. Names are made of hashes and layouts, never of a
 request's text. Links are not followed, what is not ours is not touched, and of a file that is read nothing is
@@ -13,9 +15,8 @@ import os
 import re
 import stat
 import time
-import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from kvasir.kv_connector.stored import before_payload
 ALIGNMENT = PAGE_BYTES  # whole pages are copied faster
 
 _BLOCK = re.compile(r"[0-9a-f]{64}(-[0-9a-z]+){1,8}")
+_ASIDE_FOLDER = "00"
 _ASIDE = re.compile(r"[0-9a-f]{2}\.[0-9a-f]{32}\.tmp")
 _SUBFOLDER = re.compile(r"[0-9a-f]{2}")
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not hold us up
@@ -48,6 +50,7 @@ class BlockFolder:
 
     def __init__(self, path: Path, ttl_s: float) -> None:
         self.path = path
+        self._start = f"{path}/"  # as text: to put paths together costs more than to open them
         self._ttl_s = ttl_s
         self._unnoted_s = min(ttl_s / 8, _MAX_UNNOTED_S)  # a use so soon after the one before is not noted
 
@@ -73,7 +76,7 @@ class BlockFolder:
     def read(self, key: StoreKey, into: memoryview) -> int | None:
         """How many bytes of `into` it fills; None if it is not there; 0 if it is none of ours."""
         try:
-            with self._subfolder(key) as folder, _closing(os.open(key, os.O_RDONLY | _OPEN, dir_fd=folder)) as file:
+            with self._subfolder(key) as folder, _Open(os.open(key, os.O_RDONLY | _OPEN, dir_fd=folder)) as file:
                 status = os.fstat(file)
                 if not stat.S_ISREG(status.st_mode) or status.st_size > into.nbytes:
                     return 0
@@ -94,17 +97,18 @@ class BlockFolder:
         Whoever is reading that one at the moment will see that it does not match its checksum.
         """
         parts = [memoryview(before_payload(frame, ALIGNMENT)), frame.payload]
-        num_bytes, aside = sum(part.nbytes for part in parts), f"{key[:2]}.{uuid.uuid4().hex}.tmp"
-        with self._subfolder(key, is_made=True) as folder:
+        num_bytes, aside = sum(part.nbytes for part in parts), f"{_ASIDE_FOLDER}.{os.urandom(16).hex()}.tmp"
+        with self._subfolder(aside, is_made=True) as beside, self._subfolder(key, is_made=True) as folder:
             try:
-                taken_over = self._take_over(instead_of, aside, folder) if instead_of else None
-                with _closing(_create(aside, folder) if taken_over is None else taken_over) as file:
+                taken_over = self._take_over(instead_of, aside, beside) if instead_of else None
+                with _Open(_create(aside, beside) if taken_over is None else taken_over) as file:
                     _write_all(file, parts)
-                    os.ftruncate(file, num_bytes)
-                os.rename(aside, key, src_dir_fd=folder, dst_dir_fd=folder)
+                    if taken_over is not None:
+                        os.ftruncate(file, num_bytes)
+                os.rename(aside, key, src_dir_fd=beside, dst_dir_fd=folder)
             except BaseException:
                 with suppress(OSError):
-                    os.unlink(aside, dir_fd=folder)
+                    os.unlink(aside, dir_fd=beside)
                 raise
 
     def remove(self, name: str) -> None:
@@ -147,24 +151,21 @@ class BlockFolder:
                         num_bytes = status.st_blocks * _STATUS_BLOCK_BYTES
                         yield FoundFile(entry.name, num_bytes, status.st_mtime, is_block)
 
-    @contextmanager
-    def _subfolder(self, name: str, is_made: bool = False) -> Iterator[int]:
-        """The descriptor of the folder in which a file of that name lies."""
+    def _subfolder(self, name: str, is_made: bool = False) -> "_Open":
+        """The folder in which a file of that name lies."""
         if not (_BLOCK.fullmatch(name) or _ASIDE.fullmatch(name) or _SUBFOLDER.fullmatch(name)):
             raise ValueError(f"not the name of a stored block: {name!r}")
-        path, flags = self.path / name[:2], os.O_RDONLY | os.O_DIRECTORY | _OPEN
+        path, flags = self._start + name[:2], os.O_RDONLY | os.O_DIRECTORY | _OPEN
         try:
-            descriptor = os.open(path, flags)
+            return _Open(os.open(path, flags))
         except FileNotFoundError:
             if not is_made:
                 raise
             # Never the parents: under a mount point that is not mounted, blocks would fill the wrong disk.
-            for folder in (self.path, path):
+            for folder in (self.path, Path(path)):
                 if not folder.is_dir():
                     folder.mkdir(mode=0o700, exist_ok=True)
-            descriptor = os.open(path, flags)
-        with _closing(descriptor):
-            yield descriptor
+            return _Open(os.open(path, flags))
 
     def _take_over(self, name: str, aside: str, folder: int) -> int | None:
         """That block under another name, open for writing; None if it has gone, or has a second name."""
@@ -192,12 +193,19 @@ class BlockFolder:
                     os.utime(file, dir_fd=folder, follow_symlinks=False)
 
 
-@contextmanager
-def _closing(file: int) -> Iterator[int]:
-    try:
-        yield file
-    finally:
-        os.close(file)
+class _Open:
+    """A descriptor until the end of a `with`. Not made of a generator, which takes as long as opening a file."""
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __enter__(self) -> int:
+        return self._descriptor
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
 
 
 def _create(name: str, folder: int) -> int:

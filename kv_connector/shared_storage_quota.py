@@ -1,8 +1,8 @@
 """How much of a shared folder is used, and what has to go: the blocks longest unused.
 
 Every process looks for itself, and nobody waits for anybody. What others write is not known before the next look, which
-comes after a second, or when a sixteenth of the quota has been written if that takes longer: by so much, for each
-process that writes, the quota may be exceeded for a while.
+comes when a sixteenth of the quota has been written, but neither within a second nor so soon that looking would take
+more than a tenth of the time: by so much, for each process that writes, the quota may be exceeded for a while.
 """
 
 import threading
@@ -14,6 +14,7 @@ from kvasir.kv_connector.shared_storage_files import BlockFolder, FoundFile
 _ASIDE_MAX_AGE_S = 600.0  # what a writer that died has left
 _LOOK_AGAIN_SHARE = 1 / 16  # of the quota, written since
 _MIN_LOOK_INTERVAL_S = 1.0
+_MIN_LOOK_INTERVALS = 10  # of what the look before took
 _OLDEST_SHARE = 1 / 2  # of the quota: so much of the oldest is remembered from a look
 
 
@@ -30,18 +31,20 @@ class Quota:
         self._written_bytes = 0  # since the last look
         self._oldest: deque[FoundFile] = deque()
         self._looked_s = float("-inf")
+        self._look_again_s = float("-inf")
 
     @property
     def wants_a_look(self) -> bool:
         """What others write may have come to matter."""
         with self._lock:
-            if self._max_bytes is None or time.monotonic() < self._looked_s + _MIN_LOOK_INTERVAL_S:
+            if self._max_bytes is None or time.monotonic() < self._look_again_s:
                 return False
             return self._written_bytes > self._max_bytes * _LOOK_AGAIN_SHARE
 
     def look(self) -> None:
         """What there is now. What is over its time, and what writers that died have left, is removed."""
         with self._looking:
+            started_s = time.monotonic()
             with self._lock:
                 written_before = self._written_bytes
             used_bytes, blocks = 0, []
@@ -60,6 +63,8 @@ class Quota:
                 self._used_bytes = used_bytes + self._written_bytes  # some of it counts twice, until the next look
                 self._oldest = _first(blocks, self._max_bytes * _OLDEST_SHARE)
                 self._looked_s = time.monotonic()
+                took_s = self._looked_s - started_s
+                self._look_again_s = self._looked_s + max(_MIN_LOOK_INTERVAL_S, _MIN_LOOK_INTERVALS * took_s)
 
     def make_room(self, num_bytes: int) -> str | None:
         """For a block about to be written. What must go for it is gone but for one, named here: to be written over."""

@@ -20,7 +20,7 @@ PAGE_BYTES = 4096
 _TRAY_BYTES = 8 << 20
 _FIRST_BYTES = 1 << 20  # of a fetch: others follow while it is taken in, twice as many each time
 _MAX_TRAYS_BYTES = 64 << 20
-_NUM_AHEAD = 2  # trays a fetch may have on their way, besides the one that is taken in
+_NUM_AHEAD = 2  # trays a fetch may have on their way, besides the next one, where a store makes its readers wait
 
 Sizes = Generator[tuple[int, int | None], None, None]
 
@@ -58,7 +58,11 @@ class Trays:
 
 
 class StoreReader:
-    """What a store's `fetch` does, given how to read some of its values."""
+    """What a store's `fetch` does, given how to read some of its values.
+
+    One thread after the other where they compute all the time: two would take turns, which costs more than it gives.
+    The first tray, a small one, shows it.
+    """
 
     def __init__(self, threads: StoreThreads, trays: Trays, alignment: int, read: ReadValues) -> None:
         self._threads = threads
@@ -68,10 +72,11 @@ class StoreReader:
 
     async def fetch(self, keys: Sequence[StoreKey], land: Land | None) -> AsyncGenerator[tuple[StoreKey, Frame | None]]:
         trays, waiting, num_next = self._trays, iter(keys), self._trays.num_first
+        num_ahead = 0
         ahead: deque[tuple[list[StoreKey], memoryview, Job[list[Frame | None]]]] = deque()
         try:
             while True:
-                while len(ahead) <= _NUM_AHEAD and (not ahead or trays.is_one_free):
+                while len(ahead) <= num_ahead and (not ahead or trays.is_one_free):
                     if not (some := list(islice(waiting, num_next))):
                         break
                     num_next = min(2 * num_next, trays.num_values)
@@ -80,7 +85,9 @@ class StoreReader:
                 if not ahead:
                     return
                 some, tray, job = ahead[0]
-                for item in zip(some, await asyncio.shield(job.done), strict=True):
+                frames = await asyncio.shield(job.done)
+                num_ahead = _NUM_AHEAD if job.has_waited else 0
+                for item in zip(some, frames, strict=True):
                     yield item
                 ahead.popleft()
                 trays.put_back(tray)

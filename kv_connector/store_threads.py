@@ -7,6 +7,7 @@ that hangs would keep it.
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -24,6 +25,7 @@ class Job(Generic[T]):
     """One call, seen from the event loop and from its thread."""
 
     def __init__(self) -> None:
+        self.has_waited = False  # most of its time, for what it called; known when it is done
         self.done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self.done.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, if only by us
         self._lock = threading.Lock()
@@ -85,12 +87,14 @@ class StoreThreads:
 
         def run() -> None:
             outcome: Callable[[], None]
+            started_s, computed_s = time.perf_counter(), time.thread_time()
             try:
                 job.check()
                 result = function(job, *args, **kwargs)
                 outcome = partial(job.done.set_result, result)
             except BaseException as error:
                 outcome = partial(job.done.set_exception, error)
+            job.has_waited = time.thread_time() - computed_s < (time.perf_counter() - started_s) / 2
             with suppress(RuntimeError):  # the loop has been closed, and nobody waits any more
                 loop.call_soon_threadsafe(outcome)
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from kvasir.bench.lab.kv_contenders import CASES, SIZES, Case, Mover, Places, local_server
 from kvasir.bench.lab.kv_crossover import as_markdown, crossover
-from kvasir.bench.lab.kv_report import Quiet, Result, write_results
+from kvasir.bench.lab.kv_report import Quiet, Result, machine, write_results
 from kvasir.bench.lab.local_cluster import read_metrics
 from kvasir.cli.model import prepare_builtin_model
 
@@ -30,9 +30,8 @@ def main(argv: list[str]) -> int:
         return 0
     # Threads that spin while they wait would slow down whoever's turn comes next. Read when torch is imported.
     os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
-    quiet = Quiet()
     results: list[Result] = []
-    extra: list[str] = []
+    sections: dict[str, list[str]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.path)))
         needs_server = {"redis", CROSSOVER} & set(options.cases)
@@ -40,10 +39,11 @@ def main(argv: list[str]) -> int:
         places = Places(folder, url, {"nixl": options.nixl_python, "mooncake": options.mooncake_python})
         for name in options.cases:
             if name == CROSSOVER:
-                extra += as_markdown(crossover(prepare_builtin_model(), places, max(1, options.rounds // 3)))
+                rows = crossover(prepare_builtin_model(), places, max(1, options.rounds // 3))
+                sections[name] = as_markdown(rows)
             else:
-                results += [compare(CASES[name], size, places, options.rounds, quiet) for size in options.sizes]
-    write_results(options.output, results, quiet, options.rounds, extra)
+                results += [compare(CASES[name], size, places, options.rounds) for size in options.sizes]
+    write_results(options.output, results, sections)
     return 0
 
 
@@ -67,7 +67,8 @@ def overlap_of(base_url: str) -> list[str]:
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="kvasir bench kv", description=(__doc__ or "").partition("\n")[0])
     names = [*CASES, CROSSOVER]
-    parser.add_argument("cases", nargs="*", default=names, metavar="CASE", help=", ".join(names))
+    about = f"{', '.join(names)}; default: all. What is known of others, in the folder, stays"
+    parser.add_argument("cases", nargs="*", default=names, metavar="CASE", help=about)
     parser.add_argument("--base-url", default="", help="of a running router: report its transfers' overlap, no more")
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=SIZES, help="default: all")
     parser.add_argument("--rounds", type=int, default=10, help="measurements of each number (default: %(default)s)")
@@ -82,9 +83,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return options
 
 
-def compare(case: Case, size: str, places: Places, num_rounds: int, quiet: Quiet) -> Result:
+def compare(case: Case, size: str, places: Places, num_rounds: int) -> Result:
     """One round more than asked for: the first warms up and does not count."""
-    contenders = case.present(places)
+    quiet, contenders = Quiet(), case.present(places)
     num_bytes = SIZES[size].num_blocks * SIZES[size].layout.bytes_per_block
     kinds = {contender.name: contender.kind for contender in contenders}
     result = Result(case.name, size, num_bytes, case.target, kinds, {name: [] for name in kinds})
@@ -99,6 +100,7 @@ def compare(case: Case, size: str, places: Places, num_rounds: int, quiet: Quiet
                 )
                 if round_number > 0:
                     result.movements[mover.name].append(movement)
+    result.about.update(machine() | {"rounds": num_rounds, "busy_with_other_things": str(quiet)})
     return result
 
 

@@ -65,8 +65,8 @@ def ours(name: str, connector: str, **settings: Any) -> Contender:
     return Contender(name=name, module="kv_connectors", kind="ours", task={"settings": {"name": connector, **settings}})
 
 
-def plain(name: str, way: str) -> Contender:
-    return Contender(name=name, module="kv_plain", task={"way": way})
+def plain(name: str, way: str, kind: str = "plain") -> Contender:
+    return Contender(name=name, module="kv_plain", task={"way": way}, kind=kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,16 @@ CASES = {
                 plain("a socket", "redis_socket"),
             ),
         ),
-        Case("shared_storage", 0.8, (ours("shared_storage", "shared_storage"), plain("a mapped file", "mapped_file"))),
+        Case(
+            "shared_storage",
+            0.8,
+            (
+                ours("shared_storage", "shared_storage"),
+                plain("a new file, mapped", "new_mapped_file"),
+                plain("a new file for each block", "files", kind="other"),
+                plain("a file kept mapped", "kept_mapped_file", kind="other"),
+            ),
+        ),
     )
 }
 

@@ -5,15 +5,14 @@ no checksum, no leases: what the transport alone can do.
 """
 
 import json
-import mmap
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import zmq
 
-from kvasir.bench.lab.kv_pipe import Answer, Teller, checksum, serve
+from kvasir.bench.lab.kv_pipe import Answer, Teller, serve
+from kvasir.bench.lab.kv_plain_files import Files, KeptMappedFile, NewMappedFile
 from kvasir.bench.lab.kv_plain_redis import RedisClient, RedisPipeline, RedisSocket
 from kvasir.bench.lab.kv_way import Pool, Way, timed
 
@@ -81,33 +80,6 @@ class ZmqPull(ZmqPush):
             self.pool.block(index)[:] = frame.buffer
 
 
-class MappedFile(Way):
-    """Copied into a file that both have mapped, and out of it."""
-
-    def __init__(self, task: dict[str, Any], pool: Pool) -> None:
-        super().__init__(task, pool)
-        self._path = Path(task["path"]) / "plain"
-        self._mapped: mmap.mmap | None = None
-
-    def listen(self) -> str:
-        self._path.write_bytes(bytes(self.pool.memory.nbytes))
-        self.connect("")
-        return ""
-
-    def connect(self, address: str) -> None:
-        with self._path.open("r+b") as file:
-            self._mapped = mmap.mmap(file.fileno(), 0)
-        checksum(memoryview(self._mapped))  # every page is there
-
-    def offer(self) -> None:
-        assert self._mapped is not None, "mapped when ready"
-        memoryview(self._mapped)[:] = self.pool.memory
-
-    def take(self) -> None:
-        assert self._mapped is not None, "mapped when ready"
-        self.pool.memory[:] = memoryview(self._mapped)
-
-
 WAYS: dict[str, type[Way]] = {
     "nothing": Way,
     "zmq_push": ZmqPush,
@@ -116,7 +88,9 @@ WAYS: dict[str, type[Way]] = {
     "redis_client": RedisClient,
     "redis_pipeline": RedisPipeline,
     "redis_socket": RedisSocket,
-    "mapped_file": MappedFile,
+    "kept_mapped_file": KeptMappedFile,
+    "new_mapped_file": NewMappedFile,
+    "files": Files,
 }
 
 

@@ -1,12 +1,12 @@
-"""What was measured, as numbers and as a table."""
+"""What was measured, as numbers and as a table. Each run measures what it is asked to; what others found stays."""
 
 import json
 import os
 import platform
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,12 @@ class Result:
     target: float
     kinds: dict[str, str]
     movements: dict[str, list[Movement]]
+    about: dict[str, Any] = field(default_factory=dict)  # the machine, and how busy it was
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Result":
+        found = {name: [Movement(**one) for one in movements] for name, movements in data["movements"].items()}
+        return cls(**{**data, "movements": found})
 
     def median_s(self, name: str) -> float:
         return statistics.median(movement.s for movement in self.movements[name])
@@ -77,12 +83,20 @@ def _cpu_ticks() -> tuple[int, int]:
     return sum(fields) - idle, idle
 
 
-def write_results(folder: Path, results: Sequence[Result], quiet: Quiet, num_rounds: int, extra: Sequence[str]) -> None:
+def write_results(folder: Path, results: Sequence[Result], sections: Mapping[str, Sequence[str]]) -> None:
+    """sections: what has no contenders, by its name, in lines. Cases and sections of earlier runs are kept."""
     folder.mkdir(parents=True, exist_ok=True)
-    about = machine() | {"rounds": num_rounds, "busy_with_other_things": str(quiet)}
-    everything: dict[str, Any] = {"machine": about, "results": [asdict(result) for result in results]}
-    (folder / "kv.json").write_text(json.dumps(everything, indent=1) + "\n")
-    text = as_markdown(about, results, extra)
+    file = folder / "kv.json"
+    earlier = json.loads(file.read_text()) if file.exists() else {"results": [], "sections": {}}
+    by_name = {(result.case, result.size): result for result in map(Result.from_json, earlier["results"])}
+    by_name |= {(result.case, result.size): result for result in results}
+    results, sections = (
+        list(by_name.values()),
+        earlier["sections"] | {name: list(lines) for name, lines in sections.items()},
+    )
+    everything = {"results": [asdict(result) for result in results], "sections": sections}
+    file.write_text(json.dumps(everything, indent=1) + "\n")
+    text = as_markdown(results, sections)
     (folder / "kv.md").write_text(text)
     print(text)
 
@@ -98,31 +112,44 @@ def machine() -> dict[str, Any]:
     }
 
 
-def as_markdown(about: dict[str, Any], results: Sequence[Result], extra: Sequence[str]) -> str:
-    lines = ["# Moving KV blocks between two processes", "", ", ".join(f"{k} {v}" for k, v in about.items()), ""]
-    if not results:
-        return "\n".join([*lines, *extra])
-    lines += [
-        "Medians over the rounds, contenders taking turns, 64 MiB each time. Ours includes header, checksum on both",
-        "sides and the copy into the cache; a plain way copies into memory that has been touched. The ratio is that",
-        "of the rounds to the fastest plain way (median): above 1 is faster. Stores: written by one, read by another.",
+def as_markdown(results: Sequence[Result], sections: Mapping[str, Sequence[str]]) -> str:
+    lines = [
+        "# Moving KV blocks between two processes",
         "",
-        "| case | contender | ms | of it written | least | most | GB/s | CPU ms | ratio | wanted |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "Medians over the rounds, contenders taking turns, 64 MiB each time. Ours (bold) includes header, checksum on",
+        "both sides and the copy into the cache; a plain way copies into touched memory, and does no more. The ratio",
+        "is that of the rounds to the fastest plain way (median): above 1 is faster. What is neither ours nor plain is",
+        "there for comparison. Stores: written by one process, read by another.",
+        "",
     ]
     for result in results:
-        for name, kind in result.kinds.items():
-            movements = result.movements[name]
-            times_s = sorted(movement.s for movement in movements)
-            written_ms = statistics.median(movement.write_s for movement in movements) * 1e3
-            cells = [
-                f"{result.case}, {result.size}",
-                f"**{name}**" if kind == "ours" else name,
-                *(f"{ms:.1f}" for ms in (result.median_s(name) * 1e3, written_ms, times_s[0] * 1e3, times_s[-1] * 1e3)),
-                f"{result.num_bytes / result.median_s(name) / 1e9:.2f}",
-                f"{statistics.median(movement.cpu_s for movement in movements) * 1e3:.0f}",
-                f"{result.ratio(name):.2f}",
-                f"{result.target:.1f}" if kind == "ours" else "",
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *extra, ""])
+        lines += _table(result)
+    for name in sections:
+        lines += [*sections[name], ""]
+    return "\n".join(lines)
+
+
+def _table(result: Result) -> list[str]:
+    lines = [
+        f"## {result.case}, blocks of {result.size}",
+        "",
+        ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in result.about.items()),
+        "",
+        "| contender | kind | ms | of it written | least | most | GB/s | CPU ms | ratio | wanted |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, kind in result.kinds.items():
+        movements = result.movements[name]
+        times_s = sorted(movement.s for movement in movements)
+        written_ms = statistics.median(movement.write_s for movement in movements) * 1e3
+        cells = [
+            f"**{name}**" if kind == "ours" else name,
+            kind,
+            *(f"{ms:.1f}" for ms in (result.median_s(name) * 1e3, written_ms, times_s[0] * 1e3, times_s[-1] * 1e3)),
+            f"{result.num_bytes / result.median_s(name) / 1e9:.2f}",
+            f"{statistics.median(movement.cpu_s for movement in movements) * 1e3:.0f}",
+            f"{result.ratio(name):.2f}",
+            f"{result.target:.1f}" if kind == "ours" else "",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]

@@ -46,14 +46,30 @@ def test_results_are_written_with_the_target_and_how_quiet_it_was(
 ) -> None:
     quiet = Quiet()
     quiet.look()
-    write_results(tmp_path, [result()], quiet, 3, ["and more"])
+    write_results(tmp_path, [replace(result(), about={"busy_with_other_things": str(quiet)})], {"more": ["and more"]})
     table = (tmp_path / "kv.md").read_text()
-    assert "| tcp, 720 KiB | **tcp** | 50.0 | 0.0 | 40.0 | 60.0 | 1.28 | 60 | 0.90 | 0.9 |" in table
-    assert "busy_with_other_things" in table
+    assert "| **tcp** | ours | 50.0 | 0.0 | 40.0 | 60.0 | 1.28 | 60 | 0.90 | 0.9 |" in table
+    assert f"busy with other things {quiet}" in table
     assert "and more" in table
     assert table in capsys.readouterr().out
     written = json.loads((tmp_path / "kv.json").read_text())["results"][0]["movements"]
     assert [movement["read_s"] for movement in written["tcp"]] == [0.04, 0.05, 0.06]
+
+
+def test_what_an_earlier_run_has_measured_stays(tmp_path: Path) -> None:
+    write_results(tmp_path, [result(), replace(result(), size="64 KiB", num_bytes=1)], {"more": ["once"]})
+    write_results(tmp_path, [replace(result(), case="redis"), replace(result(), num_bytes=2)], {"more": ["twice"]})
+    table = (tmp_path / "kv.md").read_text()
+    headings = [line for line in table.splitlines() if line.startswith("## ")]
+    assert headings == [
+        "## tcp, blocks of 720 KiB",
+        "## tcp, blocks of 64 KiB",
+        "## redis, blocks of 720 KiB",
+    ]
+    assert "twice" in table
+    assert "once" not in table
+    written = json.loads((tmp_path / "kv.json").read_text())["results"]
+    assert [one["num_bytes"] for one in written] == [2, 1, 64_000_000]
 
 
 def test_turns_rotate() -> None:
@@ -71,7 +87,9 @@ def test_where_fetching_and_computing_cross() -> None:
     assert [num_blocks(n) for n in (1, 16, 17, 32, 33)] == [0, 0, 1, 1, 2]
 
 
-@pytest.mark.parametrize("name", ["tcp", "zmq, pushed", "zmq, asked for", "a mapped file"])
+@pytest.mark.parametrize(
+    "name", ["tcp", "zmq, pushed", "zmq, asked for", "shared_storage", "a new file, mapped", "a file kept mapped"]
+)
 def test_a_contender_moves_all_blocks_between_two_processes(name: str, tmp_path: Path) -> None:
     with closing(Mover(CONTENDERS[name], FEW, Places(tmp_path, "", {}))) as mover:
         for _ in range(2):
