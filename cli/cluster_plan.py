@@ -98,6 +98,8 @@ def _node(
     role = name.partition("-")[0]
     own = config.prefill_options if role == "prefill" else config.decode_options
     options = {**common, "metrics_port": metrics_port, "threads": share.num_threads}
+    if role == "decode" and config.speculative_config is not None:
+        options["speculative_config"] = config.speculative_config.model_dump_json(exclude_none=True)
     if share.cpus:
         options["cpus"] = ",".join(map(str, share.cpus))
     # A URL may hold a password, which a command line would show to everybody.

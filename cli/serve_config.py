@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from kvasir.common.config import ServiceConfig, Words
+from kvasir.common.speculative_config import SpeculativeConfig
 
 OptionValue = str | int | float | bool
 
@@ -36,6 +37,9 @@ class ServeConfig(ServiceConfig, env_prefix="KVASIR_SERVE_", cli_hide_none_type=
     max_num_seqs: int | None = Field(default=None, gt=0, description="Most requests in one step of a node.")
     max_num_batched_tokens: int | None = Field(default=None, gt=0, description="Most tokens in one step of a node.")
     kv_cache_memory: str | None = Field(default=None, description="Of each node, as 2GiB; default: by free memory.")
+    speculative_config: SpeculativeConfig | None = Field(
+        default=None, description="Speculative decoding on the decode nodes, as JSON; see `kvasir decode --help`."
+    )
     pin_cores: bool = Field(default=True, description="Keep each node on cores of its own, while there are enough.")
 
     router_options: dict[str, OptionValue] = Field(default={}, description="More options, as policy=round_robin.")

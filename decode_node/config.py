@@ -2,6 +2,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from kvasir.common.speculative_config import SpeculativeConfig
 from kvasir.node.config import Memory, NodeConfig
 
 
@@ -23,6 +24,11 @@ class DecodeConfig(NodeConfig, env_prefix="KVASIR_DECODE_"):
         ge=0,
         description="Host memory for what preempted requests have computed; default: a quarter of the KV cache's.",
     )
+    speculative_config: SpeculativeConfig | None = Field(
+        default=None,
+        description='Speculative decoding, as JSON: {"method": "ngram", "num_speculative_tokens": 4}, and '
+        'prompt_lookup_max and prompt_lookup_min, or {"model": DIRECTORY, "num_speculative_tokens": 3}.',
+    )
     kv_write_back: bool = Field(
         default=False,
         description="Stores: write the blocks that were filled here, answers too, for the next turn on any node.",
@@ -32,7 +38,11 @@ class DecodeConfig(NodeConfig, env_prefix="KVASIR_DECODE_"):
     )
 
     def engine_options(self) -> dict[str, Any]:
-        return {"target_itl_s": self.target_itl_ms / 1000, "swap_space": self.swap_space}
+        return {
+            "target_itl_s": self.target_itl_ms / 1000,
+            "swap_space": self.swap_space,
+            "speculation": self.speculative_config,
+        }
 
     @model_validator(mode="after")
     def _has_room_for_prompts(self) -> Self:

@@ -19,6 +19,7 @@ from kvasir.engine.models.config import ModelConfig, UnsupportedModel, eos_token
 from kvasir.engine.models.loader import choose_dtype, load_model
 from kvasir.engine.scheduler import Scheduler
 from kvasir.engine.settings import EngineSettings
+from kvasir.engine.speculation.build import build_speculator, find_draft, share_of_target
 from kvasir.engine.swap_space import SwapSpace
 
 log = logging.getLogger(__name__)
@@ -49,8 +50,10 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
     config = config.for_length(max_model_len)
     dtype = choose_dtype(settings.dtype, config, device)
     layout = kv_layout(config, settings.block_size, dtype)
+    draft = find_draft(settings, directory, config, max_model_len, device)
     model = load_model(directory, config, dtype, device)
-    num_blocks = num_blocks_that_fit(settings.kv_cache_memory or default_budget_bytes(device), layout)
+    budget_bytes = settings.kv_cache_memory or default_budget_bytes(device)
+    num_blocks = num_blocks_that_fit(share_of_target(budget_bytes, layout, draft), layout)
     if settings.max_model_len == "auto":
         max_model_len = min(max_model_len, num_blocks * settings.block_size)
     info = ModelInfo(
@@ -70,7 +73,8 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
     scheduler = Scheduler(_limits(settings, info, num_blocks), info.kv_identity)
     scheduler.tables.swap = _swap_space(settings, kv_cache)
     grammars = Grammars(directory / "tokenizer.json", info.vocab_size, info.eos_token_ids)
-    return Engine(scheduler, runner, grammars=grammars), kv_cache, info
+    speculator = build_speculator(settings.speculation, draft, scheduler, device)
+    return Engine(scheduler, runner, grammars=grammars, speculator=speculator), kv_cache, info
 
 
 def _max_model_len(settings: EngineSettings, config: ModelConfig) -> int:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from kvasir.common.speculative_config import SpeculativeConfig
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
@@ -24,4 +26,5 @@ class EngineSettings:
     max_num_partial_prefills: int = 0
     max_long_partial_prefills: int = 0
     target_itl_s: float = 0.0
+    speculation: SpeculativeConfig | None = None
     swap_space: int | None = 0  # bytes; None: a quarter of the KV cache's

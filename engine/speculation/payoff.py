@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-_MEMORY = 0.8  # what a draft counts when the next is verified
-_PRIOR_WEIGHT = 2.0  # drafts of this request that count as much as what is known of all requests
+_MEMORY, _MEMORY_OF_ALL = 0.9, 0.98  # what a request's last drafts count when the next are verified
+_PRIOR_WEIGHT = 3.0  # drafts of this request that count as much as what is known of all requests
 _FIRST_RATE = 0.6  # of all requests, before there were any
 _FIRST_PRICE = 0.1
 _LOWEST_PRICE = 0.02
-_FIRST_PATIENCE, _LAST_PATIENCE = 16, 256  # steps without a draft, before one is tried again
+_FIRST_PATIENCE, _LAST_PATIENCE = 16, 128  # steps without a draft, before one is tried again
 _PLAIN_EVERY = 64  # steps with drafts
 _FEWEST_SAMPLES = 3
 _NUM_SAMPLES = 9  # of which the median counts: a machine that was busy elsewhere for a moment is no price
@@ -27,13 +27,14 @@ _NUM_SAMPLES = 9  # of which the median counts: a machine that was busy elsewher
 class Acceptance:
     """How often drafts were kept, the latest counting most."""
 
+    memory: float = _MEMORY
     num_kept: float = 0.0
     num_tried: float = 0.0
 
     def note(self, num_drafts: int, num_kept: int) -> None:
         """The first that is not kept is the last that says anything."""
-        self.num_kept = _MEMORY * self.num_kept + num_kept
-        self.num_tried = _MEMORY * self.num_tried + min(num_kept + 1, num_drafts)
+        self.num_kept = self.memory * self.num_kept + num_kept
+        self.num_tried = self.memory * self.num_tried + min(num_kept + 1, num_drafts)
 
     def rate(self, prior: float) -> float:
         return (self.num_kept + _PRIOR_WEIGHT * prior) / (self.num_tried + _PRIOR_WEIGHT)
@@ -84,7 +85,7 @@ class Payoff:
 
     def __init__(self) -> None:
         self.costs = StepCosts()
-        self._overall = Acceptance()
+        self._overall = Acceptance(_MEMORY_OF_ALL)
 
     @property
     def rate(self) -> float:

@@ -5,6 +5,8 @@ import pytest
 from kvasir.cli.child import ChildSpec
 from kvasir.cli.cluster_plan import Addresses, Machine, as_arguments, child_environment, plan_cluster
 from kvasir.cli.serve_config import ServeConfig
+from kvasir.common.speculative_config import SpeculativeConfig
+from kvasir.decode_node.config import DecodeConfig
 
 GIB = 1 << 30
 SECRET = "a secret of the tests"
@@ -127,3 +129,12 @@ def test_bad_options_are_refused(argv: list[str], capsys: pytest.CaptureFixture[
         ServeConfig.load(argv)
     assert exit_info.value.code == 2
     assert capsys.readouterr().err
+
+
+def test_decode_nodes_speculate() -> None:
+    given = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
+    specs = plan(ServeConfig(speculative_config=given, decode=2))  # type: ignore[arg-type]
+    for name in ("decode-0", "decode-1"):
+        arguments = ["--model", "/m", "--speculative-config", option(specs[name], "--speculative-config")]
+        assert DecodeConfig.load(arguments).speculative_config == SpeculativeConfig.model_validate(given)
+    assert "--speculative-config" not in specs["prefill-0"].command

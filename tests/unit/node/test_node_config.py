@@ -98,3 +98,24 @@ def test_seats_beyond_a_step_would_leave_nothing_for_prompts(capsys: pytest.Capt
     with pytest.raises(SystemExit):
         DecodeConfig.load(["--model", "/m", "--max-num-seqs", "300"])
     assert "max_num_batched_tokens of 256 is less than max_num_seqs of 300" in capsys.readouterr().err
+
+
+def test_speculative_decoding_as_json_in_the_environment_and_in_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
+    config = DecodeConfig.load(["--model", "/m", "--speculative-config", given])
+    wanted = config.speculative_config
+    assert wanted is not None
+    assert (wanted.num_speculative_tokens, wanted.lookup) == (4, (2, 4))
+    assert engine_settings(config, "decode").speculation == wanted
+    path = tmp_path / "decode.yaml"
+    path.write_text(f"model: /m\nspeculative_config: {given}\n")
+    assert DecodeConfig.load(["--config", str(path)]).speculative_config == wanted
+    monkeypatch.setenv("KVASIR_DECODE_SPECULATIVE_CONFIG", given)
+    assert DecodeConfig.load(["--model", "/m"]).speculative_config == wanted
+    with pytest.raises(SystemExit):
+        DecodeConfig.load(["--model", "/m", "--speculative-config", given.replace("method", "methods")])
+    assert "speculative_config.methods" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        PrefillConfig.load(["--model", "/m", "--speculative-config", given])

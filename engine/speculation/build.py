@@ -1,0 +1,91 @@
+"""From an engine's settings to its speculator."""
+
+import json
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvasir.common.speculative_config import SpeculativeConfig
+from kvasir.engine.blocks import KVLayout
+from kvasir.engine.kv_cache import KVCache, kv_layout
+from kvasir.engine.model_runner import ModelRunner
+from kvasir.engine.models import read_model_config
+from kvasir.engine.models.config import ModelConfig, UnsupportedModel
+from kvasir.engine.models.loader import choose_dtype, load_model
+from kvasir.engine.scheduler import Scheduler
+from kvasir.engine.settings import EngineSettings
+from kvasir.engine.speculation.draft_model import DraftModel
+from kvasir.engine.speculation.ngram import NgramProposer
+from kvasir.engine.speculation.speculator import Speculator
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A draft model that fits the target, not loaded yet."""
+
+    directory: Path
+    config: ModelConfig
+    dtype: torch.dtype
+    layout: KVLayout
+    max_model_len: int
+
+
+def find_draft(
+    settings: EngineSettings, target: Path, target_config: ModelConfig, max_model_len: int, device: torch.device
+) -> Draft | None:
+    """Raises UnsupportedModel where its tokens are not the target's."""
+    if settings.speculation is None or settings.speculation.model is None:
+        return None
+    directory = settings.speculation.model
+    config = read_model_config(directory)
+    if config.vocab_size != target_config.vocab_size:
+        raise UnsupportedModel(
+            f"the draft model {directory} knows {config.vocab_size} tokens, the model {target_config.vocab_size}"
+        )
+    if _vocabulary(directory) != _vocabulary(target):
+        raise UnsupportedModel(f"the draft model {directory} has another tokenizer than the model")
+    longest = min(max_model_len, config.max_position)
+    config = config.for_length(longest)
+    dtype = choose_dtype(settings.dtype, config, device)
+    layout = kv_layout(config, settings.block_size, dtype)
+    return Draft(directory=directory, config=config, dtype=dtype, layout=layout, max_model_len=longest)
+
+
+def share_of_target(budget_bytes: int, layout: KVLayout, draft: Draft | None) -> int:
+    """Of the memory for KV: both caches have as many blocks."""
+    both = layout.bytes_per_block + (draft.layout.bytes_per_block if draft else 0)
+    return budget_bytes // both * layout.bytes_per_block
+
+
+def build_speculator(
+    config: SpeculativeConfig | None, draft: Draft | None, scheduler: Scheduler, device: torch.device
+) -> Speculator | None:
+    if config is None:
+        return None
+    if draft is not None:
+        log.info("up to %d tokens are drafted by %s", config.num_speculative_tokens, draft.directory.name)
+        return Speculator(_draft_model(draft, scheduler, device), scheduler, config.num_speculative_tokens)
+    log.info(
+        "up to %d tokens are drafted by looking up the last %d to %d", config.num_speculative_tokens, *config.lookup
+    )
+    return Speculator(NgramProposer(*config.lookup), scheduler, config.num_speculative_tokens)
+
+
+def _draft_model(draft: Draft, scheduler: Scheduler, device: torch.device) -> DraftModel:
+    limits = replace(scheduler.limits, max_model_len=draft.max_model_len, enable_prefix_caching=True)
+    model = load_model(draft.directory, draft.config, draft.dtype, device)
+    runner = ModelRunner(model, KVCache(draft.layout, limits.num_blocks, device), draft.max_model_len)
+    runner.warm_up()
+    return DraftModel(runner, limits)
+
+
+def _vocabulary(directory: Path) -> Any:
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        return None
+    return json.loads(path.read_text())["model"]["vocab"]
