@@ -53,7 +53,7 @@ def _mask(logits: Tensor, params: SamplingParams, outputs: list[int]) -> Tensor:
         only = torch.full_like(logits, -torch.inf)
         only[allowed] = logits[allowed]
         logits = _unless_empty(only, logits)
-    banned = _banned_now(params, outputs)
+    banned = banned_now(params, outputs)
     if not banned:
         return logits
     rest = logits.clone()
@@ -65,7 +65,7 @@ def _unless_empty(masked: Tensor, before: Tensor) -> Tensor:
     return masked if bool(masked.max() > -torch.inf) else before
 
 
-def _banned_now(params: SamplingParams, outputs: list[int]) -> list[int]:
+def banned_now(params: SamplingParams, outputs: list[int]) -> list[int]:
     """Last tokens of bad words whose beginning has just been said; stop tokens while it is too early to stop."""
     banned = [
         word[-1] for word in params.bad_words if len(word) == 1 or tuple(outputs[1 - len(word) :]) == tuple(word[:-1])

@@ -99,7 +99,7 @@ def unpack_blocks_reference(
     heads = _all_heads(kv_cache) if heads is None else heads
     scales, values = views_of(staging, codec, kv_cache.shape[-1], kv_cache.dtype)
     if scales is not None:
-        rows = values.unflatten(1, (scales.shape[1], -1)).float()
+        rows = values.view(*scales.shape, kv_cache.shape[-1]).float()
         values = convert_reference((rows * scales[:, :, None]).flatten(1), kv_cache.dtype)
     elif values.dtype != kv_cache.dtype:
         values = convert_reference(values, kv_cache.dtype)

@@ -32,7 +32,7 @@ def quantize_weight(weight: Tensor, dtype: torch.dtype, group_size: int | None =
 
     The largest of a group is 127 or 448 scales. group_size None: the whole row is one.
     """
-    groups = weight.float().unflatten(1, (-1, group_size or weight.shape[1]))  # [O, G, I / G]
+    groups = weight.float().view(len(weight), -1, group_size or weight.shape[1])  # [O, G, I / G]
     largest = E4M3_MAX if dtype == torch.float8_e4m3fn else INT8_MAX
     scales = groups.abs().amax(-1) / largest
     scaled = groups / torch.where(scales == 0, 1.0, scales)[:, :, None]
@@ -42,6 +42,6 @@ def quantize_weight(weight: Tensor, dtype: torch.dtype, group_size: int | None =
 
 
 def quantized_linear_reference(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-    groups = weight.to(torch.float32).unflatten(1, (scales.shape[1], -1))
-    product = x.float() @ (groups * scales.float()[:, :, None]).flatten(1).T
+    groups = weight.to(torch.float32).view(*scales.shape, -1)
+    product: Tensor = x.float() @ (groups * scales.float()[:, :, None]).flatten(1).T
     return (product if bias is None else product + bias.float()).to(x.dtype)

@@ -31,7 +31,7 @@ def sample(logits: Tensor, params: SamplingTensors) -> Tensor:
     num_rows, vocabulary = logits.shape
     assert vocabulary <= _MAX_VOCABULARY, f"{vocabulary} tokens: their weights could come to more than 63 bits"
     assert logits.stride(1) == 1, "the kernel reads rows of V"
-    is_processed = not (params.bias is params.penalties is params.allowed is None)
+    is_processed = any(asked is not None for asked in (params.bias, params.penalties, params.allowed))
     if is_processed:
         logits = process(logits, params)
     tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
