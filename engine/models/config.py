@@ -82,6 +82,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_raw_config(directory: Path, known_architectures: Mapping[str, object]) -> dict[str, Any]:
     """config.json, with what no architecture of ours can do refused."""
+    if directory.suffix == ".gguf":
+        raise UnsupportedModel(f"{directory} is a GGUF file; kvasir model convert makes a model directory of it")
     raw = read_json(directory / "config.json")
     if not raw:
         raise UnsupportedModel(f"{directory} has no config.json; it must be a Hugging Face model directory")

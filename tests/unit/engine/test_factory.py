@@ -80,6 +80,19 @@ def test_weights_out_of_range_fail_the_request_and_not_the_engine(tmp_path: Path
     assert len(healthy.output_token_ids) == 3
 
 
+def test_activations_out_of_float16s_range_fail_the_request(tmp_path: Path) -> None:
+    """A model made for bfloat16 once gave empty answers in float16."""
+    save_checkpoint(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"] *= 1e4
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    kept, lost = request([1, 7, 3], max_tokens=3), request([1, 7, 3], max_tokens=3)
+    run(tmp_path, EngineSettings(model=str(tmp_path), kv_cache_memory=MEMORY), [kept])
+    assert len(kept.output_token_ids) == 3
+    results = run(tmp_path, EngineSettings(model=str(tmp_path), dtype="float16", kv_cache_memory=MEMORY), [lost])
+    assert [type(failure.error).__name__ for result in results for failure in result.failed] == ["NumericalError"]
+
+
 def test_the_same_seed_gives_the_same_tokens_alone_and_in_a_batch(tmp_path: Path) -> None:
     save_checkpoint(tmp_path)
     settings = EngineSettings(model=str(tmp_path), kv_cache_memory=MEMORY, max_num_batched_tokens=20)

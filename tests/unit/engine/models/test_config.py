@@ -109,6 +109,8 @@ def test_unknown_layer_type_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_directory_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"no config\.json"):
         read_model_config(tmp_path)
+    with pytest.raises(UnsupportedModel, match="kvasir model convert"):
+        read_model_config(tmp_path / "model.gguf")
 
 
 def test_missing_weights_are_named(tmp_path: Path) -> None:
