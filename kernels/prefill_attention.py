@@ -28,7 +28,8 @@ def prefill_attention(
     query_starts: [S + 1] int32, sequence s owns tokens [starts[s], starts[s + 1])
     window: how many tokens each token sees, itself included; 0: all
     softcap: c > 0: scores become c tanh(score / c); 0: as they are
-    Blocks, and places in a block, that no token of this step sees are not read; a token that sees none gets 0.
+    What lies behind a sequence's end is not read. What lies before the window of all its tokens may be read, and counts
+    for nothing if it is finite. A token that sees nothing gets 0.
     """
     if backend.is_triton(query):
         from kvasir.kernels.triton import prefill_attention as triton
@@ -74,17 +75,19 @@ def prefill_attention_reference(
     softcap: float = 0.0,
 ) -> None:
     num_kv_heads, head_dim = kv_cache.shape[3], kv_cache.shape[5]
+    num_heads = out.shape[1] // head_dim
     starts, lengths = query_starts.tolist(), seq_lens.tolist()
     for s, length in enumerate(lengths):
         first, last = starts[s], starts[s + 1]
-        queries = query[first:last, : out.shape[1]].view(last - first, -1, head_dim).transpose(0, 1)
+        queries = query[first:last, : out.shape[1]].view(-1, num_heads, head_dim).transpose(0, 1)
         blocks = kv_cache[block_tables[s].long(), layer]  # [M, 2, K, B, D]
-        keys, values = blocks.permute(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)[:, :, :length]
+        first_seen = max(length - (last - first) - window + 1, 0) if window else 0
+        keys, values = blocks.permute(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)[:, :, first_seen:length]
         positions = torch.arange(length - (last - first), length, device=query.device)[:, None]
-        seen = torch.arange(length, device=query.device)[None]
+        seen = torch.arange(first_seen, length, device=query.device)[None]
         mask = seen <= positions if window == 0 else (seen <= positions) & (seen > positions - window)
         attended = _attend(queries, keys, values, mask, scale, softcap)
-        out[first:last] = attended.masked_fill(~mask.any(1, keepdim=True), 0).transpose(0, 1).reshape(last - first, -1)
+        out[first:last] = attended.masked_fill(~mask.any(1, keepdim=True), 0).transpose(0, 1).flatten(1)
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:

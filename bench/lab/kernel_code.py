@@ -42,7 +42,7 @@ TYPES = {
     torch.int8: "i8", torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
     torch.uint32: "u32", torch.uint64: "u64", torch.bool: "i1", torch.float8_e4m3fn: "fp8e4nv",
 }  # fmt: skip
-OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def compile_launch(launch: Launched, arch: int) -> Any:
     for index, parameter in enumerate(launch.kernel.params):
         value = launch.arguments.get(parameter.name, parameter.default)
         is_integer = isinstance(value, int) and not isinstance(value, bool)
-        if parameter.is_constexpr or value is None or (is_integer and value == 1):
+        if parameter.is_constexpr or value is None or (is_integer and value == 1 and not parameter.do_not_specialize):
             signature[parameter.name], constants[parameter.name] = "constexpr", value
             continue
         if isinstance(value, torch.Tensor):
@@ -92,7 +92,8 @@ def compile_launch(launch: Launched, arch: int) -> Any:
             signature[parameter.name] = "fp32"
         else:
             signature[parameter.name] = "i1" if isinstance(value, bool) else "i32" if value < 2**31 else "i64"
-        if isinstance(value, torch.Tensor) or (is_integer and value % 16 == 0):
+        is_promised = not parameter.do_not_specialize and not parameter.do_not_specialize_on_alignment
+        if is_promised and (isinstance(value, torch.Tensor) or (is_integer and value % 16 == 0)):
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(launch.kernel, signature, constexprs=constants, attrs=attributes)
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=launch.options)

@@ -91,7 +91,7 @@ def _cut(seq_lens_ptr, num_sequences, TARGET: tl.constexpr, WINDOW: tl.constexpr
     return tl.cdiv(tiles, piece_tiles), piece_tiles
 
 
-@triton.jit
+@triton.jit(**device.FEW_VARIANTS)
 def _piece_kernel(
     query_ptr, layer_cache_ptr, block_tables_ptr, seq_lens_ptr, sums_ptr, tops_ptr, totals_ptr,
     query_stride, block_stride, table_stride, num_sequences, scale,
@@ -127,7 +127,7 @@ def _piece_kernel(
     tl.store(totals_ptr + place, total, mask=row < Q * G)
 
 
-@triton.jit
+@triton.jit(**device.FEW_VARIANTS)
 def _join_kernel(
     sums_ptr, tops_ptr, totals_ptr, seq_lens_ptr, out_ptr, out_stride, num_sequences, PIECES: tl.constexpr,
     TARGET: tl.constexpr, WINDOW: tl.constexpr, Q: tl.constexpr, TILE: tl.constexpr, K: tl.constexpr, G: tl.constexpr,

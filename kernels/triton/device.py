@@ -11,6 +11,15 @@ from kvasir.kernels.backend import is_interpreted
 TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
+# Triton compiles a kernel anew for an integer that is 1, or a multiple of 16, and for a pointer that is one: a pause of
+# seconds in the middle of serving. Of these it shall not, for they are another at each step: a number of sequences, a
+# table's width, where a slice of a table begins. A name that a kernel does not have is no matter.
+FEW_VARIANTS = {
+    "do_not_specialize": ["num_sequences", "table_stride"],
+    "do_not_specialize_on_alignment": ["block_tables_ptr", "query_starts_ptr", "seq_lens_ptr", "slots_ptr"],
+}
+
+
 def dot_type(tensor: Tensor) -> tl.dtype:
     """The type that `tl.dot` is given: the tensor's own.
 

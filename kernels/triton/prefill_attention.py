@@ -66,7 +66,7 @@ def _tiling(padded_head_dim: int, dtype: torch.dtype, capability: int) -> tuple[
     return (128, 64, 8, 3) if capability >= 90 or padded_head_dim <= 64 else (128, 32, 8, 5)
 
 
-@triton.jit
+@triton.jit(**device.FEW_VARIANTS)
 def _prefill_attention_kernel(
     query_ptr, layer_cache_ptr, block_tables_ptr, query_starts_ptr, seq_lens_ptr, out_ptr,
     query_stride, block_stride, table_stride, out_stride, num_sequences, scale,

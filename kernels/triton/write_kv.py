@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvasir.kernels.triton import device
 from kvasir.kernels.triton.casts import rounded
 
 # Shapes: T tokens  N blocks  L layers  B tokens a block  H query heads  K KV heads  D head dim
@@ -51,7 +52,7 @@ def write_kv(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(**device.FEW_VARIANTS)
 def _write_kv_kernel(
     qkv_ptr, cos_ptr, sin_ptr, slots_ptr, layer_cache_ptr, qkv_stride, block_stride,
     H: tl.constexpr, K: tl.constexpr, B: tl.constexpr, D: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.constexpr,

@@ -3,7 +3,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.kernels.triton.attention_cases import Attention, check_prefill
+from kvasir.kernels.decode_attention import decode_attention
+from kvasir.kernels.prefill_attention import prefill_attention
+from tests.unit.kernels.triton.attention_cases import LAYER, Attention, build, check_prefill
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
@@ -66,6 +68,22 @@ def test_any_shape(
         window=window, softcap=softcap, dtype=dtype,
     )  # fmt: skip
     check_prefill(case, device)
+
+
+@pytest.mark.parametrize("operation", ["prefill", "decode"])
+def test_a_broken_key_shows_in_its_own_sequence_alone(operation: str, device: str) -> None:
+    """A NaN must come out as NaN, for the sampler to find, and must not reach the neighbours."""
+    step = build(Attention(lengths=[40, 40], num_new=[1, 1]), device)
+    step.kv_cache[step.block_tables[0, 1].long(), LAYER, 0, 0, 3] = torch.nan
+    out = torch.zeros(2, step.case.heads * step.case.head_dim, device=device)
+    if operation == "prefill":
+        prefill_attention(
+            step.query, step.kv_cache, LAYER, step.block_tables, step.query_starts, step.seq_lens, out, scale=0.125
+        )
+    else:
+        decode_attention(step.query, step.kv_cache, LAYER, step.block_tables, step.seq_lens, out, scale=0.125)
+    assert out[0].isnan().any()
+    assert not out[1].isnan().any()
 
 
 @pytest.mark.gpu
