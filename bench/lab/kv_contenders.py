@@ -59,6 +59,7 @@ class Contender:
     kind: str = "plain"  # "ours"; "plain": the fastest of them is what ours is compared with; "other"
     wants: str = ""  # the key of its interpreter in `Places.pythons`
     environment: Mapping[str, str] = field(default_factory=dict)
+    is_never_idle: bool = False  # its threads compute while they wait
 
 
 def ours(name: str, connector: str, **settings: Any) -> Contender:
@@ -93,6 +94,7 @@ def other(name: str, engine: str, **environment: str) -> Contender:
         task={"engine": engine},
         wants=engine,
         environment=quiet | environment,
+        is_never_idle=True,
     )
 
 
@@ -140,7 +142,7 @@ CASES = {
 
 
 class Mover:
-    """A contender's two processes. Idle but for `move`."""
+    """A contender's two processes. Idle but for `move`: where threads look for work all the time, they are stopped."""
 
     def __init__(
         self, contender: Contender, size: Size, places: Places, of_receiver: Mapping[str, Any] | None = None
@@ -173,6 +175,7 @@ class Mover:
         except RuntimeError:
             self.close()
             raise
+        self._pause()
 
     @property
     def name(self) -> str:
@@ -181,6 +184,7 @@ class Mover:
     def move(self) -> Movement:
         """All blocks once. That they came as they were is not part of what is timed."""
         assert self._receiver is not None, "started with it"
+        self._resume()
         self._receiver.ask("clear")
         cpu_s = self._cpu_s()
         offer = self._sender.ask("offer")
@@ -191,6 +195,7 @@ class Mover:
         if taken["missing"] or found != self._sender.greeting["checksum"]:
             raise RuntimeError(f"{self.name}: {taken['missing']} blocks are missing, or others than were sent")
         self._sender.ask("discard")
+        self._pause()
         return Movement(write_s, taken["s"], cpu_s)
 
     def fetch(self, num_blocks: int, compute_s_a_token: float) -> tuple[float, int]:
@@ -204,9 +209,21 @@ class Mover:
         return taken["s"], taken["missing"]
 
     def close(self) -> None:
-        for process in (self._receiver, self._sender):
-            if process is not None:
-                process.close()
+        for process in self._processes:
+            process.close()
+
+    @property
+    def _processes(self) -> list[Process]:
+        return [process for process in (self._receiver, self._sender) if process is not None]
+
+    def _pause(self) -> None:
+        if self.contender.is_never_idle:
+            for process in self._processes:
+                process.pause()
+
+    def _resume(self) -> None:
+        for process in self._processes:
+            process.resume()
 
     def _cpu_s(self) -> float:
         assert self._receiver is not None, "started with it"

@@ -5,6 +5,7 @@ Both speak JSON: a question is {"do": verb, ...}, an answer any object; the firs
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -65,8 +66,16 @@ class Process:
         self._process.stdin.flush()
         return self._answer()
 
+    def pause(self) -> None:
+        """Nothing of it computes, until `resume`."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
     def close(self) -> None:
         assert self._process.stdin is not None, "asked for as a pipe"
+        self.resume()
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
