@@ -8,6 +8,8 @@ COMMANDS = {
     "lab": ("kvasir.bench.lab.serving", "this suite against transformers, on this machine"),
     "kv": ("kvasir.bench.lab.kv", "each KV connector against the plain transport, on this machine"),
     "router": ("kvasir.bench.lab.router", "the router alone, beside the Rust routers of PyPI"),
+    "preemption": ("kvasir.bench.lab.preemption", "out of blocks: compute again or keep on the host, by measured cost"),
+    "itl": ("kvasir.bench.lab.itl", "prompts beside decoding: the time between two tokens, with and without a target"),
     "kv-quality": ("kvasir.bench.lab.kv_quality", "what KV codecs do to a model's output, and how fast they are"),
 }
 

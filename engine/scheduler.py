@@ -1,6 +1,7 @@
 """Who computes how many tokens in the next step."""
 
 from collections import Counter
+from collections.abc import Callable
 from math import ceil
 
 from kvasir.engine.blocks import num_blocks_for
@@ -53,6 +54,7 @@ class Scheduler(Queues):
     def __init__(self, limits: Limits, kv_identity: bytes = b"") -> None:
         super().__init__(limits, kv_identity)
         self.times = StepTimes()
+        self.choose_way: Callable[[Loss, Rates, int], Choice] = choose_way
         self.fetch_s_per_block: float | None = (
             None  # from a store, as last measured by whoever fetches; set from outside
         )
@@ -224,7 +226,7 @@ class Scheduler(Queues):
             copy_s_per_block=swap.copy_s_per_block,
             fetch_s_per_block=self.fetch_s_per_block,
         )
-        return choose_way(loss, rates, swap.num_free)
+        return self.choose_way(loss, rates, swap.num_free)
 
     def _preempt(self, victim: Request, way: Way) -> None:
         """Back to owning no blocks. What it still awaited has come: only RUNNING requests are preempted."""
