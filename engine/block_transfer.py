@@ -1,0 +1,145 @@
+"""Blocks between the KV cache and the host, beside the computation: a stream of its own, pinned buffers, events.
+
+    compute stream   | step n      |e| step n + 1       | ...          e: an event; nobody waits for the whole device
+                                    v
+    this stream                     | pack | to the host |e'|           e': the payloads are there
+
+On a CPU, all of it is done when the call returns. Not thread-safe: the engine's thread owns it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvasir.engine.blocks import BlockId
+from kvasir.kernels.pack_blocks import Codec, pack_blocks, payload_bytes, unpack_blocks
+
+_ALIGNMENT_BYTES = 32  # where a row of staging begins: the kernels' widest stores
+
+
+@dataclass(eq=False, slots=True)
+class _Buffer:
+    host: Tensor  # [P, bytes of a row] uint8; pinned where there is a GPU
+    staging: Tensor  # the same on the device; on a CPU the very same
+    done: "torch.cuda.Event | None" = None  # after the last that used it
+
+    def is_idle(self) -> bool:
+        return self.done is None or self.done.query()
+
+
+@dataclass(eq=False, slots=True)
+class Gathered:
+    """Packed blocks on their way to the host, or there. The blocks may be overwritten once `is_ready`."""
+
+    _buffer: _Buffer
+    _num_blocks: int
+    _payload_bytes: int
+    _is_released: bool = field(default=False)
+
+    def is_ready(self) -> bool:
+        return self._buffer.is_idle()
+
+    def payloads(self) -> list[memoryview]:
+        """Of each block, in the order asked for; waits until they are there. Good until `release`."""
+        if self._is_released:
+            raise RuntimeError("the payloads have been released")
+        if self._buffer.done is not None:
+            self._buffer.done.synchronize()
+        rows = self._buffer.host[: self._num_blocks].numpy()
+        return [row[: self._payload_bytes].data for row in rows]
+
+
+class BlockTransfer:
+    def __init__(
+        self, kv_cache: Tensor, max_blocks: int, *, codec: Codec = "none", heads: range | None = None,
+        num_buffers: int = 2,
+    ) -> None:  # fmt: skip
+        """max_blocks: in one call. Takes memory for num_buffers times as many, on the host and on the device."""
+        self._kv_cache, self._codec, self._heads, self._max_blocks = kv_cache, codec, heads, max_blocks
+        self.payload_bytes = payload_bytes(kv_cache, codec, heads)
+        is_cuda = kv_cache.is_cuda
+        shape = (max_blocks, -(-self.payload_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
+        self._stream = torch.cuda.Stream(kv_cache.device) if is_cuda else None
+        self._free: list[_Buffer] = []
+        for _ in range(num_buffers):
+            host = torch.empty(shape, dtype=torch.uint8, pin_memory=is_cuda)
+            self._free.append(_Buffer(host, torch.empty_like(host, device=kv_cache.device) if is_cuda else host))
+        self._landing: torch.cuda.Event | None = None
+
+    def gather(self, blocks: Sequence[BlockId]) -> Gathered | None:
+        """Pack these blocks as they are after what has been launched so far. None: all buffers are in use."""
+        buffer = self._take(blocks)
+        if buffer is None:
+            return None
+        rows = slice(len(blocks))
+        if self._stream is None:
+            self._pack(blocks, buffer.staging[rows])
+        else:
+            self._stream.wait_stream(torch.cuda.current_stream(self._kv_cache.device))
+            with torch.cuda.stream(self._stream):
+                self._pack(blocks, buffer.staging[rows])
+                buffer.host[rows].copy_(buffer.staging[rows], non_blocking=True)
+                buffer.done = self._stream.record_event()
+        return Gathered(buffer, len(blocks), self.payload_bytes)
+
+    def release(self, gathered: Gathered) -> None:
+        """Its buffer may be used again. Once for each; twice is an error."""
+        if gathered._is_released:
+            raise RuntimeError("released twice")
+        gathered._is_released = True
+        self._free.append(gathered._buffer)
+
+    def scatter(self, blocks: Sequence[BlockId], payloads: Sequence[memoryview]) -> bool:
+        """Unpack into these blocks, all different; the payloads have been read when it returns.
+
+        False: all buffers are in use, and nothing has been done. Whoever reads the blocks calls `join` before.
+        """
+        if any(payload.nbytes != self.payload_bytes for payload in payloads) or len(payloads) != len(blocks):
+            raise ValueError(f"{len(blocks)} payloads of {self.payload_bytes} bytes expected")
+        buffer = self._take(blocks)
+        if buffer is None:
+            return False
+        rows = slice(len(blocks))
+        for row, payload in zip(buffer.host[rows].numpy(), payloads, strict=True):
+            row[: self.payload_bytes] = memoryview(payload).cast("B")
+        if self._stream is None:
+            self._unpack(buffer.staging[rows], blocks)
+        else:
+            self._stream.wait_stream(torch.cuda.current_stream(self._kv_cache.device))
+            with torch.cuda.stream(self._stream):
+                buffer.staging[rows].copy_(buffer.host[rows], non_blocking=True)
+                self._unpack(buffer.staging[rows], blocks)
+                buffer.done = self._landing = self._stream.record_event()
+        self._free.append(buffer)
+        return True
+
+    def join(self) -> None:
+        """What is launched from now on sees all that was scattered. The host does not wait."""
+        if self._landing is not None:
+            torch.cuda.current_stream(self._kv_cache.device).wait_event(self._landing)
+            self._landing = None
+
+    def _take(self, blocks: Sequence[BlockId]) -> _Buffer | None:
+        if not 0 < len(blocks) <= self._max_blocks:
+            raise ValueError(f"{len(blocks)} blocks; from 1 to {self._max_blocks} go at once")
+        num_blocks = len(self._kv_cache)
+        if not all(0 <= block < num_blocks for block in blocks):
+            raise IndexError(f"blocks {min(blocks)} to {max(blocks)} of {num_blocks}")
+        for index, buffer in enumerate(self._free):
+            if buffer.is_idle():
+                return self._free.pop(index)
+        return None
+
+    def _pack(self, blocks: Sequence[BlockId], staging: Tensor) -> None:
+        rows = staging[:, : self.payload_bytes]
+        pack_blocks(self._kv_cache, self._ids(blocks), rows, codec=self._codec, heads=self._heads)
+
+    def _unpack(self, staging: Tensor, blocks: Sequence[BlockId]) -> None:
+        rows = staging[:, : self.payload_bytes]
+        unpack_blocks(rows, self._ids(blocks), self._kv_cache, codec=self._codec, heads=self._heads)
+
+    def _ids(self, blocks: Sequence[BlockId]) -> Tensor:
+        ids = torch.tensor(blocks, dtype=torch.int64, pin_memory=self._stream is not None)
+        return ids.to(self._kv_cache.device, non_blocking=True)
