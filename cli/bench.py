@@ -10,6 +10,7 @@ COMMANDS = {
     "router": ("kvasir.bench.lab.router", "the router alone, beside the Rust routers of PyPI"),
     "preemption": ("kvasir.bench.lab.preemption", "out of blocks: compute again or keep on the host, by measured cost"),
     "itl": ("kvasir.bench.lab.itl", "prompts beside decoding: the time between two tokens, with and without a target"),
+    "kernels": ("kvasir.bench.lab.kernels", "each Triton kernel beside what this GPU can do"),
     "kv-quality": ("kvasir.bench.lab.kv_quality", "what KV codecs do to a model's output, and how fast they are"),
 }
 

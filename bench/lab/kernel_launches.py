@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kvasir.bench.lab.kernel_launches_rows import ROW_LAUNCHES
 from kvasir.kernels.triton.decode_attention import decode_attention
 from kvasir.kernels.triton.prefill_attention import prefill_attention
 from kvasir.kernels.triton.write_kv import write_kv
@@ -80,4 +81,5 @@ LAUNCHES: dict[str, Launch] = {
     "decode_attention, D 128, window": _decode(128, window=4096),
     "decode_attention, D 128, 8 tokens": _decode(128, tokens_each=8),
     "decode_attention, D 256, soft cap": _decode(256, softcap=50.0),
+    **ROW_LAUNCHES,
 }

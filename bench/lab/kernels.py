@@ -1,0 +1,128 @@
+"""`kvasir bench kernels`: each Triton kernel beside what this GPU's memory and tensor cores can do.
+
+The ceilings are measured in the same run: a large copy, and a large product in bfloat16. Each kernel is checked before
+it is timed. Without a GPU the table says so, and nothing else.
+"""
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import torch
+
+from kvasir.bench.lab.kernel_cases import Case, all_cases
+from kvasir.kernels import backend
+
+NOT_MEASURED = "not measured"
+DEADLINE_S = 540  # cases that have not begun by then are left out, and the table says so
+COPIED_BYTES = 4 << 30
+MATMUL_SIZE = 8192
+HEADER = ["kernel", "shape", "must move or do", "floor, us", "measured, us", "share", "wanted", "beside, us"]
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    copy_bytes_per_s: float
+    matmul_flops_per_s: float
+
+
+def median_s(run: object) -> float:
+    """Each time with a cold cache."""
+    from triton.testing import do_bench
+
+    return float(do_bench(run, warmup=50, rep=200, return_mode="median")) * 1e-3
+
+
+def measure_ceilings(device: str) -> Ceilings:
+    source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    copy_s = median_s(lambda: target.copy_(source))
+    a, b = torch.randn(2, MATMUL_SIZE, MATMUL_SIZE, device=device).bfloat16()
+    return Ceilings(2 * COPIED_BYTES / copy_s, 2 * MATMUL_SIZE**3 / median_s(lambda: a @ b))
+
+
+def measured(case: Case, ceilings: Ceilings, device: str) -> list[str]:
+    """The cells after kernel and shape"""
+    if case.make is None:
+        return unmeasured(case)
+    torch.manual_seed(7)
+    prepared = case.make(device)
+    prepared.run()
+    prepared.check()
+    time_s = median_s(prepared.run)
+    if case.bound == "copy":
+        amount, floor_s = f"{prepared.amount / 1e6:,.1f} MB", prepared.amount / ceilings.copy_bytes_per_s
+    else:
+        amount, floor_s = f"{prepared.amount / 1e9:,.1f} GFLOP", prepared.amount / ceilings.matmul_flops_per_s
+    beside = "" if prepared.beside is None else f"{median_s(prepared.beside) * 1e6:,.1f}"
+    wanted = wanted_of(case)
+    return [amount, f"{floor_s * 1e6:,.1f}", f"{time_s * 1e6:,.1f}", f"{floor_s / time_s:.0%}", wanted, beside]
+
+
+def unmeasured(case: Case) -> list[str]:
+    return [*[NOT_MEASURED] * 4, wanted_of(case), NOT_MEASURED]
+
+
+def wanted_of(case: Case) -> str:
+    return "" if case.wanted is None else f"{case.wanted:.0%}"
+
+
+def as_markdown(about: str, rows: list[list[str]]) -> str:
+    lines = [
+        "# Triton kernels, in the shapes of an 8B model, bfloat16",
+        "",
+        about,
+        "",
+        "The floor is what must be read and written at the speed of a large copy, or computed at that of a large",
+        "product, both of the same run; the share is floor / measured. Beside prefill attention: torch's flash",
+        "attention, on keys and values in one piece. Made by `kvasir bench kernels`.",
+        "",
+        f"| {' | '.join(HEADER)} |",
+        f"|---|---|{'---:|' * (len(HEADER) - 2)}",
+    ]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows), ""])
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="kvasir bench kernels", description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder of kernels.md")
+    parser.add_argument("--only", default="", help="kernels whose name begins so")
+    options = parser.parse_args(argv)
+    cases = [case for case in all_cases() if case.kernel.startswith(options.only)]
+    if torch.cuda.is_available():
+        about, rows = measure_all(cases, "cuda")
+    else:
+        print("There is no CUDA GPU here: nothing is measured.", file=sys.stderr)
+        about, rows = "No GPU: not measured.", [[case.kernel, case.shape, *unmeasured(case)] for case in cases]
+    options.output.mkdir(parents=True, exist_ok=True)
+    text = as_markdown(about, rows)
+    (options.output / "kernels.md").write_text(text, encoding="utf-8")
+    print(text)
+    return 0
+
+
+def measure_all(cases: list[Case], device: str) -> tuple[str, list[list[str]]]:
+    """AssertionError, with the table lost: a kernel is wrong, and then no time of it is of interest."""
+    started_s = time.monotonic()
+    backend.use("triton")
+    ceilings = measure_ceilings(device)
+    rows = []
+    with torch.inference_mode():
+        for case in cases:
+            is_late = time.monotonic() - started_s > DEADLINE_S
+            cells = unmeasured(case) if is_late else measured(case, ceilings, device)
+            rows.append([case.kernel, case.shape, *cells])
+            print(f"{case.kernel}, {case.shape}: {cells[2]} us", file=sys.stderr, flush=True)
+            torch.cuda.empty_cache()
+    about = (
+        f"{torch.cuda.get_device_name()}, {date.today().isoformat()}, torch {torch.__version__}. "
+        f"Copy {ceilings.copy_bytes_per_s / 1e12:.2f} TB/s, matmul {ceilings.matmul_flops_per_s / 1e12:.0f} TFLOP/s."
+    )
+    return about, rows
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
