@@ -9,10 +9,13 @@ mutations below; the tests are test_<name>.py, or what TESTS says.
 
 from pathlib import Path
 
+from tests.unit.kernels.triton.mutations_rows import ROW_MUTATIONS, ROW_TESTS
+
 KERNELS = Path(__file__).resolve().parents[4] / "kernels" / "triton"
 TESTS = {
-    "paged_tiles": ("test_prefill_attention", "test_decode_attention", "test_large_cache"),
-    "write_kv": ("test_write_kv", "test_large_cache"),
+    "paged_tiles": ("test_large_cache", "test_prefill_attention", "test_decode_attention"),
+    "write_kv": ("test_large_cache", "test_write_kv"),
+    **ROW_TESTS,
 }
 
 # file -> (old, new)
@@ -126,6 +129,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("tl.sum(tl.where(ends <= index, counts, 0), axis=0)", "0"),
         ("(ends <= index).to", "(ends < index).to"),
     ],
+    **ROW_MUTATIONS,
 }
 
 
