@@ -29,7 +29,8 @@ def qk_norm(
 def qk_norm_reference(
     qkv: Tensor, query_weight: Tensor, key_weight: Tensor, num_heads: int, num_kv_heads: int, eps: float
 ) -> None:
-    heads = qkv.view(len(qkv), -1, len(query_weight))  # [T, heads, D]
+    head_dim = len(query_weight)
+    heads = qkv.view(len(qkv), qkv.shape[1] // head_dim, head_dim)
     queries, keys = heads[:, :num_heads], heads[:, num_heads : num_heads + num_kv_heads]
     queries.copy_(rms_norm_reference(queries, query_weight, eps))
     keys.copy_(rms_norm_reference(keys, key_weight, eps))

@@ -13,7 +13,7 @@ from kvasir.kernels.triton.pack_blocks import pack_blocks, unpack_blocks
 from kvasir.kernels.triton.qk_norm import qk_norm
 from kvasir.kernels.triton.quantized_linear import quantized_linear
 from kvasir.kernels.triton.rms_norm import rms_norm
-from kvasir.kernels.triton.sample import sample, uniform
+from kvasir.kernels.triton.sample import sample
 
 NUM_TOKENS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS = 4096, 4096, 14_336, 32, 8
 NUM_ROWS, VOCABULARY = 32, 128_256
@@ -70,7 +70,6 @@ def _sample(dtype: torch.dtype) -> None:
     allowed = empty(NUM_ROWS, VOCABULARY // 32, dtype=torch.int32)
     bias = Bias(rows=ints, ids=ints, values=floats)
     sample(logits, SamplingTensors(**params, bias=bias, penalties=penalties, allowed=allowed))
-    uniform(ints, ints)
 
 
 def _linear(num_tokens: int, weight_dtype: torch.dtype, num_groups: int) -> Launch:

@@ -21,7 +21,7 @@ from kvasir.kernels.sample import SamplingTensors, add_bias, tokens_seen
 # Shapes: R rows  V vocabulary
 
 _MAX_VOCABULARY = 1 << 18
-_BLOCK_V = 8192  # 8 values a thread, all that the accumulators of a search leave room for
+_BLOCK_V = 8192  # 16 values a thread, all that the accumulators of a search leave room for
 _UNITS = tl.constexpr(float(1 << 44))
 _MIN_TEMPERATURE = tl.constexpr(1e-30)  # below it, the inverse could overflow; the best is all that is left long before
 
@@ -39,7 +39,7 @@ def sample(logits: Tensor, params: SamplingTensors) -> Tensor:
     _sample_kernel[(num_rows,)](
         logits, tokens, params.temperature, params.top_k, params.top_p, params.min_p, params.seeds, params.positions,
         vocabulary, logits.stride(0), IS_PROCESSED=is_processed, BLOCK_V=block_size,
-        num_warps=min(max(block_size // 256, 4), 32), enable_fp_fusion=False,  # a token weighs the same at every look
+        num_warps=min(max(block_size // 512, 4), 16), enable_fp_fusion=False,  # a token weighs the same at every look
     )  # fmt: skip
     return tokens
 
