@@ -9,6 +9,7 @@ from torch import Tensor
 from kvasir.engine.batch import BatchInputs
 from kvasir.engine.models.config import ModelConfig, model_config
 from kvasir.engine.models.layers import Attention, Weights, feed_forward
+from kvasir.engine.models.recorded import RecordedLayers
 from kvasir.kernels.linear import PackedLinear
 from kvasir.kernels.rms_norm import rms_norm
 
@@ -45,6 +46,7 @@ class LlamaForCausalLM:
         self.config = config
         self._embedding = weights("model.embed_tokens.weight")
         self._layers = [self.layer_class(config, weights, layer) for layer in range(config.num_layers)]
+        self._recorded = RecordedLayers(self._through_layers)
         self._norm = weights("model.norm.weight")
         self._head = PackedLinear(self._embedding if config.tie_word_embeddings else weights("lm_head.weight"))
 
@@ -53,10 +55,13 @@ class LlamaForCausalLM:
         residual = torch.nn.functional.embedding(batch.token_ids, self._embedding)
         if self.config.embedding_scale != 1:
             residual *= torch.tensor(self.config.embedding_scale, dtype=residual.dtype)
-        hidden = torch.zeros_like(residual)
+        hidden = self._recorded(torch.zeros_like(residual), residual, batch, kv_cache)
+        return residual.add_(hidden)
+
+    def _through_layers(self, hidden: Tensor, residual: Tensor, batch: BatchInputs, kv_cache: Tensor) -> Tensor:
         for layer in self._layers:
             hidden = layer(hidden, residual, batch, kv_cache)
-        return residual.add_(hidden)
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, C], the rows that need logits -> [R, V] float32"""

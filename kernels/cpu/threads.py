@@ -12,7 +12,9 @@ import ctypes
 import math
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 
@@ -44,22 +46,47 @@ def launch(loop: Loop, num_pieces: int, *arguments: int) -> None:
     A single piece of work is done right here. For two it is all threads or none: OpenMP ends the threads that a
     smaller team leaves over, and would start them anew for the next matrix product.
     """
+    if noted := _noted.get():
+        noted[0].append((loop, arguments))
+        return
     block = (ctypes.c_int64 * (1 + len(arguments)))(0, *arguments)
     num_threads = torch.get_num_threads()
-    parallel = _gomp_parallel()
-    if num_threads == 1 or num_pieces <= 1 or parallel is None:
+    library = _openmp()
+    if num_threads == 1 or num_pieces <= 1 or library is None:
         loop.ctypes(block)
     else:
-        parallel(loop.address, block, num_threads, 0)
+        library.GOMP_parallel(loop.address, block, num_threads, 0)
+
+
+Steps = list[tuple[Loop, tuple[int, ...]]]
+_noted: ContextVar[tuple[Steps, ...]] = ContextVar("noted", default=())
+
+
+@contextmanager
+def noting(steps: Steps) -> Iterator[None]:
+    """What is launched within goes to `steps`, and is not run."""
+    token = _noted.set((steps,))
+    try:
+        yield
+    finally:
+        _noted.reset(token)
+
+
+def team_size_address() -> int:
+    """Of the C function that says on how many threads a loop is running; 0: always one."""
+    library = _openmp()
+    if library is None or torch.get_num_threads() == 1:
+        return 0
+    return ctypes.cast(library.omp_get_num_threads, _Address).value or 0
 
 
 @cache
-def _gomp_parallel() -> Callable[..., None] | None:
+def _openmp() -> ctypes.CDLL | None:
     # RTLD_NOLOAD: the library that torch is using, never another copy of it.
     packages = Path(torch.__file__).parents[1]
     for path in (*packages.glob("torch/lib/libgomp*.so*"), *packages.glob("torch.libs/libgomp*.so*")):
         library = ctypes.CDLL(str(path), mode=ctypes.DEFAULT_MODE | os.RTLD_NOLOAD)
         library.GOMP_parallel.argtypes = [_Address, _Address, ctypes.c_uint, ctypes.c_uint]
         library.GOMP_parallel.restype = None
-        return library.GOMP_parallel
+        return library
     return None

@@ -1,0 +1,114 @@
+"""A sequence of loops, recorded once and run again and again: by one start of the threads, with barriers in between.
+
+Starting each of hundreds of small loops from Python costs more than many of them take. A recording keeps their
+arguments, so whatever is behind an address must still be there when it runs, and have the same shape.
+"""
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kvasir.kernels.cpu import sequence, threads
+
+_LINE_BYTES = 64  # of a cache line
+_WORDS_OF_A_LINE = 8
+_ALLOCATIONS = frozenset({"aten::new_empty", "aten::empty", "aten::empty_like"})
+_VIEWS = frozenset({"aten::slice", "aten::view", "aten::select", "aten::unsqueeze", "aten::detach", "aten::alias"})
+
+
+class NotRecordable(Exception):
+    """Something happened between the loops that a recording would leave out."""
+
+
+class Buffers:
+    """Memory of recorded tensors. What one recording has let go of, a later tensor or another recording gets."""
+
+    def __init__(self) -> None:
+        self._blocks: list[tuple[memoryview, Any]] = []
+
+    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        num_elements = int(np.prod(shape))
+        size = max(num_elements, 1) * dtype.itemsize
+        place = next((i for i, (block, user) in enumerate(self._blocks) if len(block) == size and _is_free(user)), None)
+        block = _aligned(size) if place is None else self._blocks[place][0]
+        flat = torch.frombuffer(block, dtype=dtype)
+        used = block, StorageWeakRef(flat.untyped_storage())  # type: ignore[no-untyped-call]
+        if place is None:
+            self._blocks.append(used)
+        else:
+            self._blocks[place] = used
+        return flat[:num_elements].view(shape)
+
+
+def _is_free(user: Any) -> bool:
+    return bool(user.expired())
+
+
+def _aligned(size: int) -> memoryview:
+    memory = np.zeros(size + _LINE_BYTES, np.uint8)
+    first = -memory.ctypes.data % _LINE_BYTES
+    return memory[first : first + size].data
+
+
+class Recording:
+    """Not for two threads at once. `run` does what the recorded launches would have done."""
+
+    def __init__(self, steps: threads.Steps) -> None:
+        self._loops = [loop for loop, _ in steps]  # they must live as long as their addresses are used
+        width = max(1 + len(arguments) for _, arguments in steps)
+        width = -(-width // _WORDS_OF_A_LINE) * _WORDS_OF_A_LINE
+        self._blocks = np.zeros((len(steps), width), np.int64)
+        for block, (_, arguments) in zip(self._blocks, steps, strict=True):
+            block[1 : 1 + len(arguments)] = arguments
+        self._addresses = np.array([loop.address for loop in self._loops], np.int64)
+        self._barrier = np.zeros(2 * _WORDS_OF_A_LINE, np.int64)
+
+    def run(self) -> None:
+        threads.launch(
+            sequence.run, len(self._addresses), len(self._addresses), self._addresses.ctypes.data,
+            self._blocks.ctypes.data, self._blocks.shape[1], self._barrier.ctypes.data,
+            threads.team_size_address(), _yield_address(),
+        )  # fmt: skip
+
+
+@contextmanager
+def record(buffers: Buffers) -> Iterator[threads.Steps]:
+    """Loops launched within are noted, and not run; tensors made within lie in `buffers`.
+
+    NotRecordable: anything else was asked of torch, but for views.
+    """
+    steps: threads.Steps = []
+    with threads.noting(steps), _OnlyLoops(buffers):
+        yield steps
+
+
+class _OnlyLoops(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, buffers: Buffers) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._buffers = buffers
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name
+        if name in _VIEWS:
+            return func(*args, **(kwargs or {}))
+        if name not in _ALLOCATIONS:
+            raise NotRecordable(name)
+        meta = func(*args, **((kwargs or {}) | {"device": "meta"}))
+        like = (kwargs or {}).get("device") or (args[0].device if isinstance(args[0], Tensor) else "cpu")
+        if torch.device(like).type != "cpu":
+            raise NotRecordable(f"{name} on {like}")
+        return self._buffers.tensor(tuple(meta.shape), meta.dtype)  # a mode does not watch what it does itself
+
+
+def _yield_address() -> int:
+    address = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
+    assert address is not None, os.name
+    return address

@@ -1,0 +1,66 @@
+"""Decode steps from a recording equal those run loop by loop."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvasir.engine.batch import build_batch
+from kvasir.engine.blocks import BlockId
+from kvasir.engine.kv_cache import KVCache, kv_layout
+from kvasir.engine.models import read_model_config
+from kvasir.engine.models.loader import load_model
+from kvasir.engine.models.recorded import RecordedLayers
+from kvasir.engine.models.rope import rope_tables
+from kvasir.engine.request import Request, RequestId
+from kvasir.engine.step import Chunk
+from tests.unit.engine.checkpoints import save_checkpoint
+from tests.unit.engine.forward import CPU
+
+BLOCK_SIZE, BLOCKS_A_SEQUENCE = 4, 12
+STEPS = [(1, 3), (1, 4), (3, 7), (1, 40), (3, 8), (5, 17), (3, 46), (1, 3)]  # sequences, tokens before this one
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_recordable"), [("llama", True), ("phi3", True), ("mistral", True), ("mixtral", False)]
+)
+@torch.inference_mode()
+def test_recorded_steps_equal_the_others(tmp_path: Path, kind: str, is_recordable: bool) -> None:
+    save_checkpoint(tmp_path, kind)
+    config = read_model_config(tmp_path)
+    model = load_model(tmp_path, config, torch.float32, CPU)
+    tables = rope_tables(config.ropes, config.head_dim, 64)
+    filled = torch.randn(KVCache(kv_layout(config, BLOCK_SIZE, torch.float32), 5 * BLOCKS_A_SEQUENCE, CPU).data.shape)
+    caches = filled.clone(), filled.clone()
+    for num_seqs, context in STEPS:
+        batch = build_batch([_next_token(s, context) for s in range(num_seqs)], BLOCK_SIZE, tables, CPU)
+        hidden = torch.zeros(num_seqs, config.hidden_size)
+        residuals = [torch.randn(num_seqs, config.hidden_size)] * 2
+        residuals = [residual.clone() for residual in residuals]
+        plain = model._through_layers(hidden.clone(), residuals[0], batch, caches[0])
+        recorded = model._recorded(hidden.clone(), residuals[1], batch, caches[1])
+        assert torch.equal(plain, recorded)
+        assert torch.equal(*residuals)
+        assert torch.equal(*caches)
+    shapes = {(1, 1), (1, 2), (1, 16), (3, 2), (3, 4), (3, 16), (5, 8)}  # sequences, columns of the block tables
+    assert model._recorded.num_recordings == (len(shapes) if is_recordable else 0)
+
+
+@torch.inference_mode()
+def test_layers_that_call_torch_run_as_they_are(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "llama")
+    config = read_model_config(tmp_path)
+    batch = build_batch([_next_token(0, 3)], BLOCK_SIZE, rope_tables(config.ropes, config.head_dim, 64), CPU)
+    layers = RecordedLayers(lambda hidden, residual, batch, kv_cache: residual * 2)
+    for _ in range(2):
+        residual = torch.randn(1, 8)
+        assert torch.equal(layers(torch.zeros(1, 8), residual, batch, torch.zeros(1)), residual * 2)
+    assert layers.num_recordings == 0
+
+
+def _next_token(s: int, context: int) -> Chunk:
+    request = Request(
+        request_id=RequestId(str(s)), prompt_token_ids=[7] * (context + 1),
+        block_table=[BlockId(s * BLOCKS_A_SEQUENCE + i) for i in range(BLOCKS_A_SEQUENCE)],
+    )  # fmt: skip
+    return Chunk(request, context, 1)
