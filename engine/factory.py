@@ -19,7 +19,7 @@ from kvasir.engine.models.config import ModelConfig, UnsupportedModel, eos_token
 from kvasir.engine.models.loader import choose_dtype, load_model
 from kvasir.engine.scheduler import Scheduler
 from kvasir.engine.settings import EngineSettings
-from kvasir.engine.speculation.build import build_speculator, find_draft, share_of_target
+from kvasir.engine.speculation.build import build_speculator, load_draft, share_of_target
 from kvasir.engine.swap_space import SwapSpace
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
     config = config.for_length(max_model_len)
     dtype = choose_dtype(settings.dtype, config, device)
     layout = kv_layout(config, settings.block_size, dtype)
-    draft = find_draft(settings, directory, config, max_model_len, device)
+    draft = load_draft(settings, directory, config, max_model_len, device)
     model = load_model(directory, config, dtype, device)
     budget_bytes = settings.kv_cache_memory or default_budget_bytes(device)
     num_blocks = num_blocks_that_fit(share_of_target(budget_bytes, layout, draft), layout)

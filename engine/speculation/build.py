@@ -14,6 +14,7 @@ from kvasir.engine.kv_cache import KVCache, kv_layout
 from kvasir.engine.model_runner import ModelRunner
 from kvasir.engine.models import read_model_config
 from kvasir.engine.models.config import ModelConfig, UnsupportedModel
+from kvasir.engine.models.llama import LlamaForCausalLM
 from kvasir.engine.models.loader import choose_dtype, load_model
 from kvasir.engine.scheduler import Scheduler
 from kvasir.engine.settings import EngineSettings
@@ -26,16 +27,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A draft model that fits the target, not loaded yet."""
+    """A draft model that fits the target, and is loaded: what is free for KV is known behind it."""
 
-    directory: Path
-    config: ModelConfig
-    dtype: torch.dtype
+    name: str
+    model: LlamaForCausalLM
     layout: KVLayout
     max_model_len: int
 
 
-def find_draft(
+def load_draft(
     settings: EngineSettings, target: Path, target_config: ModelConfig, max_model_len: int, device: torch.device
 ) -> Draft | None:
     """Raises UnsupportedModel where its tokens are not the target's."""
@@ -53,7 +53,8 @@ def find_draft(
     config = config.for_length(longest)
     dtype = choose_dtype(settings.dtype, config, device)
     layout = kv_layout(config, settings.block_size, dtype)
-    return Draft(directory=directory, config=config, dtype=dtype, layout=layout, max_model_len=longest)
+    model = load_model(directory, config, dtype, device)
+    return Draft(name=directory.name, model=model, layout=layout, max_model_len=longest)
 
 
 def share_of_target(budget_bytes: int, layout: KVLayout, draft: Draft | None) -> int:
@@ -68,7 +69,7 @@ def build_speculator(
     if config is None:
         return None
     if draft is not None:
-        log.info("up to %d tokens are drafted by %s", config.num_speculative_tokens, draft.directory.name)
+        log.info("up to %d tokens are drafted by %s", config.num_speculative_tokens, draft.name)
         return Speculator(_draft_model(draft, scheduler, device), scheduler, config.num_speculative_tokens)
     log.info(
         "up to %d tokens are drafted by looking up the last %d to %d", config.num_speculative_tokens, *config.lookup
@@ -78,8 +79,7 @@ def build_speculator(
 
 def _draft_model(draft: Draft, scheduler: Scheduler, device: torch.device) -> DraftModel:
     limits = replace(scheduler.limits, max_model_len=draft.max_model_len, enable_prefix_caching=True)
-    model = load_model(draft.directory, draft.config, draft.dtype, device)
-    runner = ModelRunner(model, KVCache(draft.layout, limits.num_blocks, device), draft.max_model_len)
+    runner = ModelRunner(draft.model, KVCache(draft.layout, limits.num_blocks, device), draft.max_model_len)
     runner.warm_up()
     return DraftModel(runner, limits)
 
