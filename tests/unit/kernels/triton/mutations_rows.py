@@ -4,6 +4,7 @@ ROW_TESTS = {
     "rms_norm": ("test_row_kernels",),
     "gated": ("test_row_kernels",),
     "qk_norm": ("test_row_kernels",),
+    "pack_blocks": ("test_pack_large_cache", "test_pack_blocks"),
     "casts": ("test_pack_blocks", "test_quantized_linear", "test_row_kernels"),
 }
 
@@ -61,7 +62,9 @@ ROW_MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("tl.store(values_ptrs, values, mask=mask)", "tl.store(values_ptrs, values)"),
         ("float16_bits(values.to(tl.float32)), mask", "values.to(tl.float16).to(tl.int16, bitcast=True), mask"),
         ("scale, mask=rows < num_rows)", "scale)"),
-        ("block * cache_stride + sources", "block.to(tl.int32) * 0 + sources"),
+        ("block * cache_stride + sources", "index * cache_stride + sources"),
+        ("block * cache_stride + sources", "block.to(tl.int32) * cache_stride + sources"),
+        ("block * cache_stride + targets", "block.to(tl.int32) * cache_stride + targets"),
         ("block * cache_stride + targets", "index * cache_stride + targets"),
         ("values.to(tl.float32) * scale[:, None]", "values.to(tl.float32)"),
         ("values = e4m3_values(values)", "values = values"),
