@@ -51,6 +51,8 @@ def create_app(
         """`?prefill=2&decode=3`: and when so many nodes have joined, and a canary has gone through them."""
         try:
             num_prefill, num_decode = (int(request.query_params.get(role, 0)) for role in ("prefill", "decode"))
+            if min(num_prefill, num_decode) < 0:
+                raise ValueError
         except ValueError:
             return error_response(HttpError(400, "prefill and decode are numbers of nodes"))
         reason = await overview.why_not_ready(num_prefill, num_decode)

@@ -52,7 +52,11 @@ class Alone:
         return MemoryResponseStore(ttl_s=config.response_store_ttl_s, max_bytes=config.response_store_bytes)
 
     def streams(self, config: RouterConfig) -> KeptStreams:
-        return KeptStreams(max_grace_s=config.max_resume_grace_s, max_streams=config.max_resumable_streams)
+        return KeptStreams(
+            max_grace_s=config.max_resume_grace_s,
+            max_streams=config.max_resumable_streams,
+            max_of_one=config.max_resumable_streams_of_one,
+        )
 
     def overview(self, own: OwnOverview) -> Overview:
         return own

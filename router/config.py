@@ -48,6 +48,9 @@ class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
         default=60.0, ge=0, description="Longest `resume_grace_s`: how long a stream waits for its client to come back."
     )
     max_resumable_streams: int = Field(default=256, ge=0, description="Streams that may ask for that at once.")
+    max_resumable_streams_per_key: int | None = Field(
+        default=None, ge=0, description="Of these, one key's; by default a half, if there are keys."
+    )
     max_logprobs: int = Field(default=20, ge=0, description="Most alternatives a client may ask for.")
     workers: int = Field(
         default=1,
@@ -84,3 +87,10 @@ class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
         default=30.0, gt=0, description="A node whose engine has not finished a step for so long is lost."
     )
     canary_timeout_s: float = Field(default=30.0, gt=0, description="A canary generation must end within this.")
+
+    @property
+    def max_resumable_streams_of_one(self) -> int | None:
+        """One key's; None: all of them."""
+        if self.max_resumable_streams_per_key is None and (self.api_key or self.api_key_file):
+            return -(-self.max_resumable_streams // 2)
+        return self.max_resumable_streams_per_key

@@ -26,6 +26,7 @@ class Reservation:
         self.num_queued_tokens = num_queued_tokens
         self.is_admitted = False  # from then on the node's reports include its blocks
         node.reservations.add(self)
+        node.num_seats_reserved += self.num_seats
         node.num_blocks_reserved += self.num_blocks
         node.num_tokens_sent += num_queued_tokens
 
@@ -46,6 +47,7 @@ class Reservation:
         if self in self.node.reservations:
             self._set(0, 0)
             self.node.reservations.remove(self)
+            self.node.num_seats_reserved -= self.num_seats
             self.node.changed()
 
     def _num_blocks_for(self, num_tokens: int) -> int:
@@ -71,6 +73,7 @@ class Node:
         self.is_draining = False
         self.is_full = False
         self.reservations: set[Reservation] = set()
+        self.num_seats_reserved = 0
         self.num_blocks_reserved = 0
         self.num_tokens_sent = 0
         self._num_blocks_elsewhere = 0
@@ -88,10 +91,6 @@ class Node:
         self._num_seats_elsewhere = max(0, load.num_running + load.num_waiting - self.num_seats_reserved)
         self._num_tokens_elsewhere = max(0, load.num_queued_tokens - self.num_tokens_sent)
         self.changed()
-
-    @property
-    def num_seats_reserved(self) -> int:
-        return sum(one.num_seats for one in self.reservations)
 
     def refused(self, *, is_draining: bool) -> None:
         """It said no to a request: whatever we thought, it has no room before its next report."""

@@ -8,12 +8,12 @@ and is not refused for want of room in the queue. One that leaves while it waits
 import asyncio
 import time
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvasir.common.errors import NodeUnavailable, Overloaded, ServingError
 from kvasir.router.nodes import Role
-from kvasir.router.policy import Need, Policy, can_ever_decode, choose
+from kvasir.router.policy import Need, NodeView, Policy, can_ever_decode, choose
 from kvasir.router.pool import NodePool, Reservation
 
 _TICK_S = 0.1
@@ -133,12 +133,14 @@ class AdmissionQueue:
         for entry in list(self._line):
             if not any(can_ever_decode(node, entry.need) for node in nodes):
                 continue  # it waits for a node to come, and keeps nobody from those that are here
-            placement = self._place(entry.need)
+            placement = self._place(entry.need, nodes)
             if placement is None:
                 return
             self._line.remove(entry)
             self._num_tokens -= entry.need.num_tokens
             entry.placed(placement)
+            if self._line:
+                nodes = self._pool.views(Role.DECODE)  # they have less room now
 
     def expire(self) -> None:
         """End the wait of those that no node here could ever hold, once they have waited long enough for another."""
@@ -158,9 +160,8 @@ class AdmissionQueue:
             await asyncio.sleep(_TICK_S)
             self.expire()
 
-    def _place(self, need: Need) -> Placement | None:
+    def _place(self, need: Need, decode_views: Sequence[NodeView]) -> Placement | None:
         prefill_views = self._pool.views(Role.PREFILL) if need.wants_prefill else []
-        decode_views = self._pool.views(Role.DECODE)
         choice = choose(need, prefill_views, decode_views, self._policy, self._last_prefill, self._last_decode)
         if choice is None:
             return None

@@ -1,6 +1,6 @@
 """`kvasir bench router`: the router alone, before nodes that answer at once; beside the Rust routers of PyPI.
 
-Each contender is one router process before a backend process, and reads the same requests from the same 512 streams.
+Each contender is one router process (with `--workers 2`: three) before a backend process, and reads the same requests from the same 512 streams.
 `sglang-router` and `vllm-router` are taken from the environment of `--peer-python`, and stand before a server that
 streams OpenAI's events at once; ours stands before nodes that speak its sessions. Two measurements, contenders taking
 turns:
@@ -38,7 +38,7 @@ from kvasir.bench.lab.router_backends import FIRST_TOKEN_ID, NUM_TICKS
 from kvasir.bench.lab.router_load import Streams
 from kvasir.cli.ports import free_ports
 
-OURS, DIRECT = "kvasir", "no router"
+OURS, OURS_TWICE, DIRECT = "kvasir", "kvasir --workers 2", "no router"
 _PEERS = {
     "sglang-router": ("sglang_router.launch_router", ["--log-level", "warn"]),
     "vllm-router": ("vllm_router.launch_router", ["--log-level", "warning"]),
@@ -87,7 +87,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder (default: %(default)s)")
     parser.add_argument("--only", default="", help="contenders, separated by commas; writes no results")
     options = parser.parse_args(argv)
-    contenders = [OURS, *(_PEERS if options.peer_python else ()), DIRECT]
+    contenders = [OURS, OURS_TWICE, *(_PEERS if options.peer_python else ()), DIRECT]
     if options.only:
         contenders = options.only.split(",")
     with tempfile.TemporaryDirectory() as folder:
@@ -160,7 +160,7 @@ def running(contender: str, setting: Setting, interval_s: float) -> Iterator[tup
     """Port, and the router's process."""
     backend = ["--stamps", str(setting.stamps), "--interval-s", str(interval_s), "--groups", str(setting.num_groups)]
     backend += ["--streams", str(setting.num_streams)]
-    kind = "node" if contender == OURS else "echo"
+    kind = "node" if contender in (OURS, OURS_TWICE) else "echo"
     command = [sys.executable, "-m", "kvasir.bench.lab.router_backends", kind, *backend]
     with _process(command, stdout=subprocess.PIPE) as source:
         assert source.stdout is not None, "asked for as a pipe"
@@ -169,10 +169,11 @@ def running(contender: str, setting: Setting, interval_s: float) -> Iterator[tup
             yield ports[0], source.pid
             return
         port, grpc_port, metrics_port = free_ports(3)
-        if contender == OURS:
+        if contender in (OURS, OURS_TWICE):
             nodes = ",".join(f"127.0.0.1:{node}" for node in ports)
             command = [sys.executable, "-m", "kvasir.router", "--model", str(setting.folder), "--port", str(port)]
             command += ["--served-model-name", "m", "--grpc-listen", f"127.0.0.1:{grpc_port}", "--decode", nodes]
+            command += ["--workers", "2"] if contender == OURS_TWICE else []
             ready = f"http://127.0.0.1:{port}/ready?decode={len(ports)}"
         else:
             module, arguments = _PEERS[contender]
@@ -225,9 +226,11 @@ def _prepare(setting: Setting) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of a process with all its threads, and what it has waited for of its children."""
+    """Of a process with all its threads, what it has waited for of its children, and those that run."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    own_s = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    children = " ".join((task / "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir())
+    return own_s + sum(cpu_seconds(int(child)) for child in children.split())
 
 
 def _busy_seconds() -> float:

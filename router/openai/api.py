@@ -145,7 +145,8 @@ class OpenAIApi:
             finally:
                 await deltas.aclose()
         grace_s = None if body.stream_options is None else body.stream_options.resume_grace_s
-        with nullcontext() if grace_s is None else self._streams.room():
+        owner = current_tenant.get().owner
+        with nullcontext() if grace_s is None else self._streams.room(owner):
             opening = Opening(deltas)
             await opening.wait(HEARTBEAT_S)
             numbering = Numbering(answer.response_id)
@@ -155,7 +156,7 @@ class OpenAIApi:
                 if short_way is not None:
                     short_way.through(lambda delta: list(map(numbering.numbered, answer.events_of(delta))))
                 return EventStream(events, close=opening.aclose, short_way=short_way)
-            return self._streams.keep(current_tenant.get().owner, answer.response_id, events, opening.aclose, grace_s)
+            return self._streams.keep(owner, answer.response_id, events, opening.aclose, grace_s)
 
     async def _prepare_completion(self, body: CompletionBody, record: RequestRecord) -> Generation:
         limits = self._begin(body, "logprobs")

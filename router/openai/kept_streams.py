@@ -7,7 +7,7 @@ long as the client has asked for.
 
 import asyncio
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 
@@ -105,26 +105,37 @@ class KeptStream:
 class KeptStreams:
     """Those of one process. `owner`: whoever a stream belongs to; for anybody else it is not there."""
 
-    def __init__(self, *, max_grace_s: float, max_streams: int, max_bytes: int = 16 << 20) -> None:
+    def __init__(
+        self, *, max_grace_s: float, max_streams: int, max_of_one: int | None = None, max_bytes: int = 16 << 20
+    ) -> None:
+        """`max_of_one`: of these, so many at most are one owner's; None: all may be."""
+        self._max_of_one = max_streams if max_of_one is None else max_of_one
         self._max_grace_s = max_grace_s
         self._max_streams = max_streams
         self._max_bytes = max_bytes
         self._streams: dict[tuple[str, str], KeptStream] = {}
-        self._num_opening = 0
+        self._num_taken: Counter[str] = Counter()  # by owner: those that are kept, and those that are about to be
 
     def __len__(self) -> int:
         return len(self._streams)
 
     @contextmanager
-    def room(self) -> Iterator[None]:
+    def room(self, owner: str) -> Iterator[None]:
         """For a stream that is kept within. Raises Overloaded if there is none."""
-        if len(self._streams) + self._num_opening >= self._max_streams:
+        if self._num_taken.total() >= self._max_streams:
             raise Overloaded(f"{self._max_streams} streams are kept for clients to come back to: no room for another")
-        self._num_opening += 1
+        if self._num_taken[owner] >= self._max_of_one:
+            raise Overloaded(f"{self._max_of_one} streams of this key are kept to come back to: no room for another")
+        self._num_taken[owner] += 1
         try:
             yield
         finally:
-            self._num_opening -= 1
+            self._give_back(owner)
+
+    def _give_back(self, owner: str) -> None:
+        self._num_taken[owner] -= 1
+        if not self._num_taken[owner]:
+            del self._num_taken[owner]
 
     def keep(
         self,
@@ -137,6 +148,7 @@ class KeptStreams:
         """The answer to the client that began it."""
         stream = KeptStream(events, close, min(grace_s, self._max_grace_s), self._max_bytes)
         self._streams[owner, response_id] = stream
+        self._num_taken[owner] += 1
         stream.when_forgotten(lambda: self._forget(owner, response_id))
         return EventStream(stream.read(after=0), close=stream.left)
 
@@ -155,7 +167,8 @@ class KeptStreams:
         return EventStream(self.events(owner, last_event_id))
 
     def _forget(self, owner: str, response_id: str) -> None:
-        self._streams.pop((owner, response_id), None)
+        if self._streams.pop((owner, response_id), None) is not None:
+            self._give_back(owner)
 
     async def close(self) -> None:
         for stream in list(self._streams.values()):

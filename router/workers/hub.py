@@ -48,6 +48,8 @@ class Hub(workers_pb2_grpc.WorkersHubServiceServicer):
         return pb.ChargeBudgetResponse()
 
     async def EnterRoom(self, request: pb.EnterRoomRequest, context: Any) -> pb.EnterRoomResponse:
+        if not self._workers[request.worker].is_up:  # it has died since it asked: nobody would give the place back
+            return pb.EnterRoomResponse(has_entered=False)
         name, member = request.name, request.member
         has_entered = await self._budgets.enter(name, member, request.num_places, request.ttl_s)
         if has_entered:

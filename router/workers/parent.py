@@ -81,7 +81,13 @@ def share_of(config: RouterConfig) -> RouterConfig:
     def part(number: int | None) -> int | None:
         return None if number is None else -(-number // config.workers)
 
-    divided = ("max_num_queued_reqs", "max_num_queued_tokens", "max_resumable_streams", "grammar_workers")
+    divided = (
+        "max_num_queued_reqs",
+        "max_num_queued_tokens",
+        "max_resumable_streams",
+        "max_resumable_streams_per_key",
+        "grammar_workers",
+    )
     return config.model_copy(
         update={"prefill": [], "decode": [], **{name: part(getattr(config, name)) for name in divided}}
     )

@@ -131,7 +131,11 @@ class SharedStreams(KeptStreams):
     """A stream is kept by the worker that generates it, and read from there wherever its client comes back."""
 
     def __init__(self, config: RouterConfig, others: list[str]) -> None:
-        super().__init__(max_grace_s=config.max_resume_grace_s, max_streams=config.max_resumable_streams)
+        super().__init__(
+            max_grace_s=config.max_resume_grace_s,
+            max_streams=config.max_resumable_streams,
+            max_of_one=config.max_resumable_streams_of_one,
+        )
         self._others = others
 
     async def resume(self, owner: str, last_event_id: str) -> EventStream:

@@ -107,7 +107,7 @@ async def running_router(
     router_metrics = RouterMetrics(metrics)
     renderer = ChatRenderer(ChatTemplate(TEMPLATE, SPECIAL_TOKENS), trusts_requests=trusts_requests)
     limiter = Limiter(MemoryBudgets(), 600, lambda tenant, what: router_metrics.limited(tenant=tenant, limit=what))
-    streams = KeptStreams(max_grace_s=60, max_streams=4)
+    streams = KeptStreams(max_grace_s=60, max_streams=4, max_of_one=3 if api_keys else None)
     api = OpenAIApi(
         TenantBackend(dispatcher, limiter, isolates=isolates_tenants),
         TOKENIZER,

@@ -113,6 +113,16 @@ async def test_only_so_many_are_kept() -> None:
         assert router.dispatcher.num_running == 0
 
 
+async def test_one_key_cannot_take_all_places() -> None:
+    """Of the four, it may have three."""
+    options = {"stream": True, "stream_options": {"resume_grace_s": 20}, "model": "m", "prompt": "p"}
+    async with running_router(saying("abc"), api_keys=["a", "b"]) as router:
+        for key, status in (("a", 200), ("a", 200), ("a", 200), ("a", 503), ("b", 200), ("b", 503)):
+            headers = {"authorization": f"Bearer {key}"}
+            answer = await router.http.post("/v1/completions", json=options, headers=headers)
+            assert answer.status_code == status, (key, answer.text)
+
+
 async def test_the_shortest_grace_cuts_no_client_short_that_stays() -> None:
     async with running_router(saying(TEXT, pause_s=0.001)) as router:
         events = await read(router, "/v1/completions", stream_options={"resume_grace_s": 1e-9})
