@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kvasir.engine.blocks import BlockId
+from kvasir.kernels.block_bytes import pool_bytes
 from kvasir.kernels.pack_blocks import Codec, pack_blocks, payload_bytes, unpack_blocks
 
 _ALIGNMENT_BYTES = 32  # where a row of staging begins: the kernels' widest stores
@@ -26,7 +27,12 @@ class _Buffer:
     done: "torch.cuda.Event | None" = None  # after the last that used it
 
     def is_idle(self) -> bool:
-        return self.done is None or self.done.query()
+        return self.done is None or bool(self.done.query())  # type: ignore[no-untyped-call]
+
+    def row(self, index: int, num_bytes: int) -> memoryview:
+        """The first bytes of a row, in host memory"""
+        size = self.host.shape[1]
+        return pool_bytes(self.host).cast("B")[index * size : index * size + num_bytes]
 
 
 @dataclass(eq=False, slots=True)
@@ -47,8 +53,7 @@ class Gathered:
             raise RuntimeError("the payloads have been released")
         if self._buffer.done is not None:
             self._buffer.done.synchronize()
-        rows = self._buffer.host[: self._num_blocks].numpy()
-        return [row[: self._payload_bytes].data for row in rows]
+        return [self._buffer.row(index, self._payload_bytes) for index in range(self._num_blocks)]
 
 
 class BlockTransfer:
@@ -61,7 +66,7 @@ class BlockTransfer:
         self.payload_bytes = payload_bytes(kv_cache, codec, heads)
         is_cuda = kv_cache.is_cuda
         shape = (max_blocks, -(-self.payload_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
-        self._stream = torch.cuda.Stream(kv_cache.device) if is_cuda else None
+        self._stream = torch.cuda.Stream(kv_cache.device) if is_cuda else None  # type: ignore[no-untyped-call]
         self._free: list[_Buffer] = []
         for _ in range(num_buffers):
             host = torch.empty(shape, dtype=torch.uint8, pin_memory=is_cuda)
@@ -102,8 +107,8 @@ class BlockTransfer:
         if buffer is None:
             return False
         rows = slice(len(blocks))
-        for row, payload in zip(buffer.host[rows].numpy(), payloads, strict=True):
-            row[: self.payload_bytes] = memoryview(payload).cast("B")
+        for index, payload in enumerate(payloads):
+            buffer.row(index, self.payload_bytes)[:] = payload.cast("B")
         if self._stream is None:
             self._unpack(buffer.staging[rows], blocks)
         else:

@@ -1,7 +1,7 @@
 """Launches of the kernels beside attention, in the shape of an 8B model: part of `kernel_launches`."""
 
 from collections.abc import Callable
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ def _packing(codec: Codec) -> Launch:
 
 def _sample(dtype: torch.dtype) -> None:
     floats, ints = empty(NUM_ROWS, dtype=torch.float32), empty(NUM_ROWS, dtype=torch.int64)
-    params = {
+    params: dict[str, Any] = {
         "temperature": floats, "seeds": ints, "positions": ints, "top_k": empty(NUM_ROWS, dtype=torch.int32),
         "top_p": floats, "min_p": floats,
     }  # fmt: skip

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -53,6 +53,7 @@ def check_rms_norm(num_tokens: int, size: int, dtype: torch.dtype, has_residual:
     num_tokens=st.sampled_from([0, 1, 2, 33]), size=st.sampled_from([1, 8, 63, 64, 65, 577, 2048, 2050]),
     dtype=st.sampled_from(DTYPES), has_residual=st.booleans(),
 )  # fmt: skip
+@example(num_tokens=33, size=577, dtype=torch.float32, has_residual=True)
 def test_rms_norm(num_tokens: int, size: int, dtype: torch.dtype, has_residual: bool, device: str) -> None:
     check_rms_norm(num_tokens, size, dtype, has_residual, device)
 
