@@ -1,4 +1,4 @@
-"""Reading ahead from a store, on threads: while some blocks are taken in, the next ones are read.
+"""Reading from a store, on threads; ahead where it makes them wait: while some blocks are taken in, others are read.
 
 Values are read by trays: enough of them at once that handing over is cheap for small blocks too. However many fetches
 run, however slowly their blocks are taken in, the trays are all the memory there is. Where blocks land on the threads,
@@ -18,7 +18,7 @@ from kvasir.kv_connector.stored import split
 
 PAGE_BYTES = 4096
 _TRAY_BYTES = 8 << 20
-_FIRST_BYTES = 1 << 20  # of a fetch: others follow while it is taken in, twice as many each time
+_FIRST_BYTES = 1 << 20  # of a fetch: others follow, twice as many each time
 _MAX_TRAYS_BYTES = 64 << 20
 _NUM_AHEAD = 2  # trays a fetch may have on their way, besides the next one, where a store makes its readers wait
 
