@@ -14,6 +14,7 @@ from kvasir.engine.identity import kv_identity, weights_digest
 from kvasir.engine.kv_cache import kv_layout
 from kvasir.engine.models import read_model_config
 from kvasir.engine.models.config import Experts, ModelConfig
+from kvasir.engine.models.packed_checkpoint import Packing
 from kvasir.engine.models.rope import RopeConfig
 from tests.unit.engine.checkpoints import edit_json, save_checkpoint
 
@@ -57,8 +58,10 @@ def test_every_field_of_the_config_changes_it(model: Path, name: str) -> None:
     other = {
         "ropes": (replace(config.ropes[0], rotary_share=0.5),),
         "experts": experts,
+        "packing": Packing(method="awq", group_size=128, zeros_are_one_less=False),
         "rope_of_layer": (0, 0, 1),
         "windows": (0, 0, 9),
+        "packing": "another",
     }.get(name) or (value + "x" if isinstance(value, str) else not value if isinstance(value, bool) else value + 1)
     layout = kv_layout(config, 16, torch.float32)
     changed = kv_identity(model, replace(config, **{name: other}), layout)
