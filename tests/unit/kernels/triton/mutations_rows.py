@@ -85,7 +85,6 @@ ROW_MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("bitcast=True) * 256.0", "bitcast=True) * 128.0"),
     ],
     "quantized_linear": [
-        ("max(triton.next_power_of_2(num_tokens), 16)", "16"),
         ("tl.program_id(0) * BLOCK_T + ", ""),
         ("tl.program_id(1) * BLOCK_O + ", ""),
         ("tokens.to(tl.int64) * x_stride", "tokens.to(tl.int64) * num_inputs"),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kvasir.kernels.quantized import quantize
@@ -44,6 +44,9 @@ def check(
     num_outputs=st.sampled_from([1, 31, 32, 33, 130]), dtype=st.sampled_from(DTYPES),
     weight_dtype=st.sampled_from(WEIGHTS), has_bias=st.booleans(),
 )  # fmt: skip
+@example(  # several tiles of tokens, of outputs, of inputs
+    num_tokens=130, inputs=(96, 32), num_outputs=130, dtype=torch.float32, weight_dtype=torch.int8, has_bias=True
+)
 def test_any_shape(
     num_tokens: int, inputs: tuple[int, int | None], num_outputs: int, dtype: torch.dtype, weight_dtype: torch.dtype,
     has_bias: bool, device: str,
