@@ -61,7 +61,6 @@ def test_every_field_of_the_config_changes_it(model: Path, name: str) -> None:
         "packing": Packing(method="awq", group_size=128, zeros_are_one_less=False),
         "rope_of_layer": (0, 0, 1),
         "windows": (0, 0, 9),
-        "packing": "another",
     }.get(name) or (value + "x" if isinstance(value, str) else not value if isinstance(value, bool) else value + 1)
     layout = kv_layout(config, 16, torch.float32)
     changed = kv_identity(model, replace(config, **{name: other}), layout)
