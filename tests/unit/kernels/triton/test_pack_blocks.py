@@ -128,6 +128,16 @@ def test_a_range_of_heads_is_what_a_node_with_those_heads_packs(device: str) -> 
     assert torch.equal(mine, theirs)
 
 
+def test_what_lies_between_two_values_of_fp8_goes_to_the_even_one(device: str) -> None:
+    """All such values, in a row whose scale is 1; torch's own cast says where they go."""
+    steps = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    row = torch.cat((torch.tensor([448.0]), (steps[1:] + steps[:-1]) / 2, torch.zeros(1)))
+    cache = torch.stack((row, -row)).view(1, 1, 2, 1, 1, 128).to(device)
+    staging, _ = staging_for(cache, 1, "fp8", None)
+    pack_blocks(cache, torch.tensor([0], device=device), staging, codec="fp8")
+    assert torch.equal(staging[0, 8:].cpu(), torch.cat((row, -row)).to(torch.float8_e4m3fn).view(torch.uint8))
+
+
 def test_an_error_of_fp8_is_at_most_a_16th_of_the_value_or_half_the_smallest_step(device: str) -> None:
     values = torch.randn(64, 128, generator=torch.Generator().manual_seed(3))
     cache = values.view(1, 1, 2, 4, 8, 128).to(device)
