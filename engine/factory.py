@@ -1,7 +1,7 @@
 """Puts an engine together: model, KV cache, scheduler."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -47,7 +47,7 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
     directory, device = Path(settings.model), torch.device(settings.device)
     config = read_model_config(directory)
     max_model_len = _max_model_len(settings, config)
-    config = config.for_length(max_model_len)
+    config = replace(config.for_length(max_model_len), quantization=settings.quantization)
     dtype = choose_dtype(settings.dtype, config, device)
     layout = kv_layout(config, settings.block_size, dtype)
     draft = load_draft(settings, directory, config, max_model_len, device)

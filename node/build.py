@@ -56,6 +56,7 @@ def engine_settings(config: NodeConfig, role: Literal["prefill", "decode"]) -> E
         model=str(config.model),
         role=role,
         dtype=config.dtype,
+        quantization=config.quantization,
         device=config.device,
         num_threads=num_compute_threads(config),
         max_model_len=config.max_model_len,

@@ -58,6 +58,9 @@ class NodeConfig(ServiceConfig):
 
     device: str = Field(default="cpu", description="cpu, cuda, cuda:1, ...")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["none", "fp16", "int8", "int4"] = Field(
+        default="none", description="Weights in fewer bits, on a CPU: fp16; int8 and int4 in groups of 32."
+    )
     max_model_len: Annotated[int, Field(gt=0)] | Literal["auto"] | None = Field(
         default=None, description="Longest request in tokens; auto: what fits the KV cache; default: the model's."
     )

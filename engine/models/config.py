@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kvasir.engine.models.packed_checkpoint import Packing, UnsupportedPacking, read_packing
 from kvasir.engine.models.rope import RopeConfig, for_length, read_rope_config
+from kvasir.kernels.linear import Quantization
 
 
 class UnsupportedModel(Exception):
@@ -55,6 +57,8 @@ class ModelConfig:
     logits_softcap: float = 0.0
     embedding_scale: float = 1.0
     experts: Experts | None = None
+    packing: Packing | None = None  # of the checkpoint's weights
+    quantization: Quantization = "none"  # of its weights, as they are loaded
     overflows_float16: bool = False  # made for bfloat16: its activations are larger than float16 can say
 
     @property
@@ -91,9 +95,6 @@ def read_raw_config(directory: Path, known_architectures: Mapping[str, object]) 
     if len(architectures) != 1 or architectures[0] not in known_architectures:
         names = ", ".join(map(str, architectures)) or "none"
         raise UnsupportedModel(f"unknown architecture {names}; known are {', '.join(known_architectures)}")
-    quantization = raw.get("quantization_config") or raw.get("compression_config")
-    if quantization:
-        raise UnsupportedModel(f"quantized weights ({quantization.get('quant_method', 'unnamed')}) are not supported")
     return raw
 
 
@@ -118,6 +119,7 @@ def model_config(raw: Mapping[str, Any], **of_architecture: Any) -> ModelConfig:
         "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
         "checkpoint_dtype": raw.get("dtype") or raw.get("torch_dtype") or "float32",
         "windows": (0,) * num_layers,
+        "packing": _packing(raw),
     }
     fields |= of_architecture
     return ModelConfig(**(fields | {"ropes": fields["ropes"] or (read_rope_config(raw),)}))
@@ -135,6 +137,13 @@ def windows_of(kinds: Sequence[str], window: int | None) -> tuple[int, ...]:
     if unknown:
         raise UnsupportedModel(f"unknown layer types: {', '.join(sorted(unknown))}")
     return tuple((window or 0) if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def _packing(raw: Mapping[str, Any]) -> Packing | None:
+    try:
+        return read_packing(raw)
+    except UnsupportedPacking as error:
+        raise UnsupportedModel(str(error)) from error
 
 
 def eos_token_ids(directory: Path) -> frozenset[int]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from torch import Tensor
 from kvasir.engine.models import model_class
 from kvasir.engine.models.config import ModelConfig, UnsupportedModel
 from kvasir.engine.models.llama import LlamaForCausalLM
+from kvasir.engine.models.packed_checkpoint import Packing, UnsupportedPacking
+from kvasir.kernels.linear import quantizing
+from kvasir.kernels.quantized import GroupedWeight
 
 log = logging.getLogger(__name__)
 
@@ -21,15 +24,34 @@ _LOG_EVERY_S = 2.0
 
 
 def load_model(directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LlamaForCausalLM:
-    """The model with its weights; a tensor that the checkpoint does not hold is an error with its name."""
-    with open_checkpoint(directory) as checkpoint:
+    """The model with its weights. UnsupportedModel: a tensor is missing, or not what it should be; with its name."""
+    if config.quantization != "none" and (device.type != "cpu" or dtype != torch.float32):
+        raise UnsupportedModel(f"quantization {config.quantization} wants a CPU and float32, not {device} and {dtype}")
+    if config.quantization != "none" and config.packing is not None:
+        raise UnsupportedModel(f"the checkpoint is quantized already ({config.packing.method})")
+    with open_checkpoint(directory) as checkpoint, quantizing(config.quantization):
         progress = _Progress(directory, len(checkpoint.names))
 
         def weights(name: str) -> Tensor:
             progress.count()
+            layer = name.removesuffix(".weight")
+            if config.packing is not None and f"{layer}.qweight" in checkpoint:
+                packed = _unpacked(config.packing, layer, checkpoint)
+                if device.type == "cpu" and dtype == torch.float32:
+                    return cast(Tensor, packed)  # see Weights: a linear layer takes either
+                return packed.dequantized().to(device, dtype)
             return checkpoint.tensor(name).to(device, dtype)
 
         return model_class(config.architecture)(config, weights)
+
+
+def _unpacked(packing: Packing, layer: str, checkpoint: "Checkpoint") -> GroupedWeight:
+    try:
+        if f"{layer}.g_idx" in checkpoint:
+            packing.check_order(layer, checkpoint.tensor(f"{layer}.g_idx"))
+        return packing.weight(layer, checkpoint.tensor)
+    except UnsupportedPacking as error:
+        raise UnsupportedModel(str(error)) from error
 
 
 class _Progress:
@@ -71,6 +93,9 @@ class Checkpoint:
     def __init__(self, shard_of: dict[str, Any]) -> None:
         self._shard_of = shard_of
         self.names = sorted(shard_of)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._shard_of
 
     def tensor(self, name: str) -> Tensor:
         """A view of the mapped file: read when it is used."""
