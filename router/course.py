@@ -43,7 +43,8 @@ class Course:
 
     def stop(self, client_sequence: int) -> None:
         """Fine for one that is none of these, or has ended."""
-        self._attempt.stop(client_sequence)
+        if not self._is_over:
+            self._attempt.stop(client_sequence)
 
     def close(self) -> None:
         """Nothing of it stays anywhere."""

@@ -1,6 +1,7 @@
 """A dispatching half that plays a script, so that the HTTP half can be tested without any node."""
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -23,6 +24,8 @@ class FakeDispatcher:
     requests: list[RoutedRequest] = field(default_factory=list)
     num_running: int = 0
     num_closed_early: int = 0
+    takes: bool = False  # some deltas are given to their reader at once
+    num_taken: int = 0  # deltas that their reader has taken at once
     stopped: list[int] = field(default_factory=list)  # sequences that their reader wanted no more of
 
     def has_joined(self, num_prefill: int, num_decode: int) -> bool:
@@ -34,7 +37,8 @@ class FakeDispatcher:
         return self.limits_now
 
     async def generate(self, request: RoutedRequest, reader: Reader | None = None) -> AsyncGenerator[TokenDelta, None]:
-        """Several sequences take turns, step by step."""
+        """Several sequences take turns, step by step. Where it `takes`, tokens go either way."""
+        way = random.Random(len(self.requests))
         self.requests.append(request)
         self.num_running += 1
         open_sequences = set(range(request.num_sequences))
@@ -50,7 +54,17 @@ class FakeDispatcher:
                 if isinstance(step, TokenDelta):
                     if step.finish_reason is not None:
                         open_sequences.remove(sequence)
-                    yield step
+                    if (
+                        self.takes
+                        and way.random() < 0.7
+                        and reader is not None
+                        and reader.take is not None
+                        and reader.take(step)
+                    ):
+                        reader.num_tokens_taken += len(step.token_ids)
+                        self.num_taken += 1
+                    else:
+                        yield step
                 else:
                     await asyncio.sleep(step)
         finally:

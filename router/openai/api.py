@@ -4,7 +4,7 @@ import math
 import reprlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -16,7 +16,8 @@ from kvasir.common.errors import InvalidRequest, ServingError
 from kvasir.router.grammar.asked import asked_grammar
 from kvasir.router.grammar.checker import GrammarChecker
 from kvasir.router.metrics import RequestRecord, RouterMetrics
-from kvasir.router.openai.answer import Answer, AnswerRecord, ChoicesAnswer, outcome_of, recorded
+from kvasir.router.openai.answer import Answer, AnswerRecord, ChoicesAnswer, outcome_of
+from kvasir.router.openai.begun import Begun, begin
 from kvasir.router.openai.best_of import check_best_of
 from kvasir.router.openai.body import read_body
 from kvasir.router.openai.chat import ChatShape
@@ -24,7 +25,6 @@ from kvasir.router.openai.client_gone import ClientGone, unless_gone
 from kvasir.router.openai.completions import CompletionShape
 from kvasir.router.openai.envelope import Envelope
 from kvasir.router.openai.errors import ModelNotFound, error_response, json_response
-from kvasir.router.openai.generation import ChoiceDelta, ChoicesReader, generate_choices, merge_choices
 from kvasir.router.openai.kept_streams import KeptStreams, Numbering
 from kvasir.router.openai.models import ChatBody, CompletionBody, GenerationBody
 from kvasir.router.openai.opening import Opening
@@ -33,26 +33,16 @@ from kvasir.router.openai.prompts import Prompt, chat_prompt, completion_prompts
 from kvasir.router.openai.reading import ModelHabits, Reading, reading_of
 from kvasir.router.openai.routing import routed_requests
 from kvasir.router.openai.sampling import text_rules_of
-from kvasir.router.openai.short_way import ShortWay
 from kvasir.router.openai.sse import HEARTBEAT_S, EventStream
 from kvasir.router.openai.structured import checked, with_grammar
 from kvasir.router.tenants.tenant import current_tenant
 from kvasir.router.text.answer_reader import AnswerReader
 from kvasir.router.text.chat_renderer import ChatRenderer
 from kvasir.router.text.tokenizer import TextTokenizer
-from kvasir.router.types import Backend, ClusterLimits, Reader
+from kvasir.router.types import Backend, ClusterLimits
 
 B = TypeVar("B", bound=GenerationBody)
 _CLIENT_CLOSED_REQUEST = 499  # nobody is there to read it
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A valid request on its way: nothing is asked of the backend before the first delta is."""
-
-    envelope: Envelope
-    deltas: AsyncGenerator[ChoiceDelta, None]
-    short_way: ShortWay | None  # for one prompt alone: those of several wait for each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +137,7 @@ class OpenAIApi:
         grace_s = None if body.stream_options is None else body.stream_options.resume_grace_s
         owner = current_tenant.get().owner
         with nullcontext() if grace_s is None else self._streams.room(owner):
-            opening = Opening(deltas)
+            opening = Opening(deltas, generation.begun.short_way)
             await opening.wait(HEARTBEAT_S)
             numbering = Numbering(answer.response_id)
             events = numbering.all(answer.events(opening.deltas()))
@@ -228,18 +218,7 @@ class OpenAIApi:
             include_usage=options is not None and bool(options.include_usage),
             continuous_usage=options is not None and bool(options.continuous_usage_stats),
         )
-        answer_record = AnswerRecord(record, envelope)
-        choices = [
-            ChoicesReader(request, number * num_sequences, self.tokenizer, rules, readers)
-            for number, request in enumerate(requests)
-        ]
-        ways = [Reader() for _ in requests]
-        short_way = None
-        if len(requests) == 1:
-            short_way = ShortWay(choices[0], answer_record.add)
-            ways[0].take = short_way.take
-        generations = [generate_choices(self._backend, *one) for one in zip(requests, choices, ways, strict=True)]
-        return Begun(envelope, recorded(merge_choices(generations), answer_record), short_way)
+        return begin(self._backend, requests, readers, rules, self.tokenizer, AnswerRecord(record, envelope), envelope)
 
     def _card(self, name: str) -> dict[str, Any]:
         try:

@@ -5,13 +5,15 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from kvasir.router.openai.generation import ChoiceDelta
+from kvasir.router.openai.short_way import ShortWay
 
 
 class Opening:
     """Asks for the first delta at once. To be closed, however it ends."""
 
-    def __init__(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> None:
+    def __init__(self, deltas: AsyncGenerator[ChoiceDelta, None], short_way: ShortWay | None = None) -> None:
         self._deltas = deltas
+        self._short_way = short_way
         self._first = asyncio.ensure_future(anext(deltas))
 
     async def wait(self, at_most_s: float) -> None:
@@ -27,6 +29,8 @@ class Opening:
     async def deltas(self) -> AsyncGenerator[ChoiceDelta, None]:
         """All of them. What fails before the first one now fails in the stream."""
         yield await self._first
+        if self._short_way is not None:
+            self._short_way.begin()
         async for delta in self._deltas:
             yield delta
 

@@ -13,12 +13,14 @@ from kvasir.router.types import TokenDelta
 
 
 class ShortWay:
-    """Closed at first: somebody must say where it leads, and for how long."""
+    """Closed at first: somebody must say where it leads, and for how long; and not before a first delta has gone the
+    long way, with whatever is sent in front of it."""
 
     def __init__(self, choices: ChoicesReader, record: Callable[[ChoiceDelta], None]) -> None:
         self._choices = choices
         self._record = record
         self._events_of: Callable[[ChoiceDelta], list[bytes]] | None = None
+        self._has_begun = False
         self._can_write: Callable[[], bool] = lambda: False
         self._write: Callable[[bytes], None] = lambda data: None
 
@@ -30,12 +32,16 @@ class ShortWay:
     def open(self, can_write: Callable[[], bool], write: Callable[[bytes], None]) -> None:
         self._can_write, self._write = can_write, write
 
+    def begin(self) -> None:
+        """All that the first delta came to has been sent."""
+        self._has_begun = True
+
     def close(self) -> None:
         self._can_write = lambda: False
 
     def take(self, delta: TokenDelta) -> bool:
         """Whether it has gone this way."""
-        if delta.finish_reason is not None or self._events_of is None or not self._can_write():
+        if delta.finish_reason is not None or not self._has_begun or self._events_of is None or not self._can_write():
             return False
         choice = self._choices.read(delta)
         if choice is None:
