@@ -9,10 +9,14 @@ from kvasir.engine.stats import StepMetrics
 
 _AIM = 0.9  # of the target: steps vary
 _RISE, _FALL = 0.5, 0.1  # weight of a newest step that was dearer, or cheaper, than thought
+_MOST_RISE = 3.0  # at once: what took longer than that was something else
 
 
 class StepBudget:
-    """`min_tokens` are allowed however late a step is: a prompt that has begun always comes to its end."""
+    """`min_tokens` are allowed however late a step is: a prompt that has begun always comes to its end.
+
+    Otherwise it is a multiple of them, since a product of a size that is new may cost more than many of one known.
+    """
 
     def __init__(self, target_itl_s: float, min_tokens: int) -> None:
         if target_itl_s <= 0 or min_tokens < 1:
@@ -29,7 +33,7 @@ class StepBudget:
         if self._token_s == 0:  # nothing is known yet: small steps tell
             return min(self._min_tokens, most)
         fitting = int((_AIM * self._target_s - self._decode_s) / self._token_s)
-        return min(max(fitting, self._min_tokens), most)
+        return min(max(fitting // self._min_tokens, 1) * self._min_tokens, most)
 
     def note(self, step: StepMetrics) -> None:
         if step.num_prefill_tokens == 0:
@@ -43,7 +47,7 @@ class StepBudget:
                 prompts_s = step.num_prefill_tokens * self._token_s or step.step_time_s
                 self._decode_s = max(step.step_time_s - prompts_s, 0.0)
             token_s = (step.step_time_s - self._decode_s) / step.num_prefill_tokens
-            self._token_s = _towards(self._token_s, token_s)
+            self._token_s = _towards(self._token_s, min(token_s, _MOST_RISE * self._token_s or token_s))
 
 
 def _towards(old: float, new: float) -> float:
