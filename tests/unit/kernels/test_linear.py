@@ -66,7 +66,8 @@ def test_nan_comes_through_in_its_own_row_alone() -> None:
     assert not is_nan[[t for t in range(14) if t != 5]].any()
 
 
-@pytest.mark.parametrize(("bits", "most"), [(8, 1 / 254), (4, 1 / 28)])
+# Half a step, and what scales in float16 add to it: up to 2 ** -11 of the step.
+@pytest.mark.parametrize(("bits", "most"), [(8, (1 + 2**-10) / 254), (4, 1 / 28)])
 def test_no_weight_is_further_off_than_half_a_step(bits: int, most: float) -> None:
     weight = torch.randn(64, 96)
     groups = weight.view(64, 3, 32)
