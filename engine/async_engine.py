@@ -72,8 +72,7 @@ class AsyncEngine:
         except TimeoutError:
             raise EngineDead(f"the engine did not stop within {deadline_s} s") from None
         self._thread.join()
-        if self._engine.grammars is not None:
-            self._engine.grammars.close()
+        self._engine.close()
 
     def submit(self, request: Request) -> None:
         """Raises InvalidRequest at once if it can never fit. Refused later, it comes back as `Failed`."""

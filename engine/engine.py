@@ -42,6 +42,7 @@ class Engine:
         self.speculator = speculator
         self.on_admitted: Callable[[StepResult], None] | None = None  # told before the forward pass, not after
         self.on_step: Callable[[StepMetrics], None] | None = None
+        self.on_close: Callable[[], None] | None = None
         scheduler.tables.copy_block = model_runner.copy_block
         self._clock = clock
         self._ledger = Ledger(scheduler)
@@ -95,6 +96,13 @@ class Engine:
 
     def release_blocks(self, block_ids: Sequence[BlockId]) -> None:
         self.scheduler.release_blocks(block_ids)
+
+    def close(self) -> None:
+        """Let go of processes and threads. No step may follow."""
+        if self.grammars is not None:
+            self.grammars.close()
+        if self.on_close is not None:
+            self.on_close()
 
     def check_invariants(self) -> None:
         """Every block is free or held, exactly; and each request owns what its phase says."""

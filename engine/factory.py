@@ -13,7 +13,7 @@ from kvasir.engine.host_blocks import HostBlocks
 from kvasir.engine.identity import kv_identity
 from kvasir.engine.kv_cache import KVCache, default_budget_bytes, kv_layout, num_blocks_that_fit
 from kvasir.engine.limits import Limits
-from kvasir.engine.model_runner import ModelRunner
+from kvasir.engine.model_runner import Model, ModelRunner
 from kvasir.engine.models import read_model_config
 from kvasir.engine.models.config import ModelConfig, UnsupportedModel, eos_token_ids
 from kvasir.engine.models.loader import choose_dtype, load_model
@@ -21,6 +21,8 @@ from kvasir.engine.scheduler import Scheduler
 from kvasir.engine.settings import EngineSettings
 from kvasir.engine.speculation.build import build_speculator, load_draft, share_of_target
 from kvasir.engine.swap_space import SwapSpace
+from kvasir.engine.tensor_parallel.group import check_shares
+from kvasir.engine.tensor_parallel.model import load_sharded
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,9 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
     dtype = choose_dtype(settings.dtype, config, device)
     layout = kv_layout(config, settings.block_size, dtype)
     draft = load_draft(settings, directory, config, max_model_len, device)
-    model = load_model(directory, config, dtype, device)
+    if settings.tensor_parallel_size > 1:
+        _check_parallel(settings, config, device)
+    model: Model | None = None if settings.tensor_parallel_size > 1 else load_model(directory, config, dtype, device)
     budget_bytes = settings.kv_cache_memory or default_budget_bytes(device)
     num_blocks = num_blocks_that_fit(share_of_target(budget_bytes, layout, draft), layout)
     if settings.max_model_len == "auto":
@@ -65,7 +69,12 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
         dtype=layout.dtype,
         layout=layout,
     )
-    kv_cache = KVCache(layout, num_blocks, device)
+    on_close = None
+    if model is None:
+        size = settings.tensor_parallel_size
+        model, kv_cache, on_close = load_sharded(directory, config, layout, num_blocks, size, max_model_len)
+    else:
+        kv_cache = KVCache(layout, num_blocks, device)
     runner = ModelRunner(model, kv_cache, info.max_model_len)
     runner.warm_up()
     log.info("%s in %s on %s, %d threads", info.name, info.dtype, device, torch.get_num_threads())
@@ -74,7 +83,15 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
     scheduler.tables.swap = _swap_space(settings, kv_cache)
     grammars = Grammars(directory / "tokenizer.json", info.vocab_size, info.eos_token_ids)
     speculator = build_speculator(settings.speculation, draft, scheduler, device)
-    return Engine(scheduler, runner, grammars=grammars, speculator=speculator), kv_cache, info
+    engine = Engine(scheduler, runner, grammars=grammars, speculator=speculator)
+    engine.on_close = on_close
+    return engine, kv_cache, info
+
+
+def _check_parallel(settings: EngineSettings, config: ModelConfig, device: torch.device) -> None:
+    if device.type != "cpu":
+        raise UnsupportedModel(f"tensor_parallel_size above 1 works on CPUs so far, not on {device}")
+    check_shares(config, settings.tensor_parallel_size)
 
 
 def _max_model_len(settings: EngineSettings, config: ModelConfig) -> int:

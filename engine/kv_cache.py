@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.engine.models.config import ModelConfig
@@ -17,12 +18,12 @@ _DEFAULT_MAX_BYTES = 4 << 30
 class KVCache:
     """`data` is [N, L, 2, K, B, D]; the 2 are keys and values."""
 
-    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
+    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device, data: Tensor | None = None) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
         shape = (num_blocks, layout.num_layers, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
         # Filled, not just reserved: memory that is not there is missed now and not under load.
-        self.data = torch.zeros(shape, dtype=getattr(torch, layout.dtype), device=device)
+        self.data = torch.zeros(shape, dtype=getattr(torch, layout.dtype), device=device) if data is None else data
         pool = self.pool
         self._bytes = None if pool is None else pool.cast("B")  # made once: a view costs more than a small block
 

@@ -3,6 +3,7 @@
 from concurrent.futures import Future
 from dataclasses import replace
 from math import isfinite
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from kvasir.engine.batch import BatchInputs, build_batch, decodes_first
 from kvasir.engine.blocks import BlockId
 from kvasir.engine.grammar_step import GrammarMasks, Masks
 from kvasir.engine.kv_cache import KVCache
-from kvasir.engine.models.llama import LlamaForCausalLM
+from kvasir.engine.models.config import ModelConfig
 from kvasir.engine.models.rope import rope_tables
 from kvasir.engine.request import Request, RequestId
 from kvasir.engine.sampler import sample, score
@@ -22,10 +23,22 @@ from kvasir.engine.step import Chunk, PositionLogprobs, Sampled, StepPlan
 _ROWS_SCORED_AT_ONCE = 64  # logits of a long prompt would take gigabytes
 
 
+class Model(Protocol):
+    config: ModelConfig
+
+    def forward(self, batch: BatchInputs, kv_cache: Tensor) -> Tensor:
+        """-> hidden [T, C]; writes the step's keys and values into kv_cache [N, L, 2, K, B, D]"""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [R, C], the rows that need logits -> [R, V] float32"""
+        ...
+
+
 class ModelRunner:
     """Not thread-safe: the engine's thread owns it."""
 
-    def __init__(self, model: LlamaForCausalLM, kv_cache: KVCache, max_model_len: int) -> None:
+    def __init__(self, model: Model, kv_cache: KVCache, max_model_len: int) -> None:
         self._model = model
         self._kv_cache = kv_cache
         self._device = kv_cache.data.device

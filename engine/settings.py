@@ -13,6 +13,7 @@ class EngineSettings:
     dtype: str = "auto"  # the checkpoint's; on a CPU float32
     quantization: Literal["none", "fp16", "int8", "int4"] = "none"  # of the weights of linear layers, on a CPU
     device: str = "cpu"
+    tensor_parallel_size: int = 1  # ranks, processes of this machine, that compute the model together
     num_threads: int = 0  # compute threads, on a CPU; 0: as many as torch chooses
     max_model_len: int | Literal["auto"] | None = None  # None: what the model allows; auto: and the KV cache holds
     block_size: int = 16

@@ -58,6 +58,7 @@ def engine_settings(config: NodeConfig, role: Literal["prefill", "decode"]) -> E
         dtype=config.dtype,
         quantization=config.quantization,
         device=config.device,
+        tensor_parallel_size=config.tensor_parallel_size,
         num_threads=num_compute_threads(config),
         max_model_len=config.max_model_len,
         block_size=config.block_size,

@@ -57,6 +57,7 @@ class NodeConfig(ServiceConfig):
     store_ttl_s: float = Field(default=3600.0, gt=0, description="Stores: blocks unused for so long are dropped.")
 
     device: str = Field(default="cpu", description="cpu, cuda, cuda:1, ...")
+    tensor_parallel_size: int = Field(default=1, gt=0, description="Processes that compute the model together; on CPUs.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Literal["none", "fp16", "int8", "int4"] = Field(
         default="none", description="Weights in fewer bits, on a CPU: fp16; int8 and int4 in groups of 32."

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kvasir.engine.batch import BatchInputs
 from kvasir.engine.models.config import ModelConfig
+from kvasir.engine.tensor_parallel.group import current_group
 from kvasir.kernels.decode_attention import decode_attention
 from kvasir.kernels.gelu_mul import gelu_mul
 from kvasir.kernels.linear import PackedLinear
@@ -29,11 +30,20 @@ class Weights(Protocol):
     def __call__(self, name: str) -> Tensor: ...
 
 
-def fused_linear(weights: Weights, names: list[str], bias: bool, *, is_exact: bool = False) -> PackedLinear:
-    """Several layers with one input as one product; the outputs lie side by side. is_exact: never quantized here."""
-    matrices: list[Tensor | GroupedWeight] = [weights(f"{name}.weight") for name in names]
+def fused_linear(weights: Weights, names: list[str], bias: bool) -> PackedLinear:
+    """This rank's outputs of several layers with one input, as one product; the outputs lie side by side."""
+    group = current_group()
+    matrices = [group.own_outputs(weights(f"{name}.weight")) for name in names]
     biases = [weights(f"{name}.bias") for name in names] if bias else []
-    return PackedLinear(_side_by_side(matrices), torch.cat(biases) if biases else None, is_exact=is_exact)
+    biases = [each[group.share_of(len(each))] for each in biases]
+    return PackedLinear(_side_by_side(matrices), torch.cat(biases) if biases else None)
+
+
+def partial_linear(weights: Weights, name: str, bias: bool) -> PackedLinear:
+    """Of this rank's inputs; what all ranks give adds up to the layer's output. The bias is added once."""
+    group = current_group()
+    matrix = group.own_inputs(weights(f"{name}.weight"))
+    return PackedLinear(matrix, weights(f"{name}.bias") if bias and group.rank == 0 else None)
 
 
 def _side_by_side(matrices: Sequence[Tensor | GroupedWeight]) -> Tensor | GroupedWeight:
@@ -50,8 +60,11 @@ class Attention:
         self._config = config
         self._layer = layer
         inputs = [f"{prefix}.{name}_proj" for name in "qkv"]
+        self._group = current_group()
+        self._num_heads = config.num_heads // self._group.size
+        self._num_kv_heads = config.num_kv_heads // self._group.size
         self._qkv = fused_linear(weights, inputs, config.qkv_bias)
-        self._output = fused_linear(weights, [f"{prefix}.o_proj"], config.output_bias)
+        self._output = partial_linear(weights, f"{prefix}.o_proj", config.output_bias)
         self._head_norms = [weights(f"{prefix}.{name}_norm.weight") for name in "qk"] if config.qk_norm else []
 
     def __call__(self, hidden: Tensor, batch: BatchInputs, kv_cache: Tensor) -> Tensor:
@@ -60,12 +73,12 @@ class Attention:
         qkv = self._qkv(hidden)
         if config.qk_norm:
             query_norm, key_norm = self._head_norms
-            qk_norm(qkv, query_norm, key_norm, config.num_heads, config.num_kv_heads, config.rms_norm_eps)
+            qk_norm(qkv, query_norm, key_norm, self._num_heads, self._num_kv_heads, config.rms_norm_eps)
         cos, sin = batch.ropes[config.rope_of_layer[self._layer]]
         write_kv(qkv, cos, sin, batch.slot_mapping, kv_cache, self._layer)
-        attended = qkv.new_empty(len(qkv), config.num_heads * config.head_dim)
+        attended = qkv.new_empty(len(qkv), self._num_heads * config.head_dim)
         self._attend(qkv, batch, kv_cache, attended)
-        return self._output(attended)
+        return self._group.sum(self._output(attended))
 
     def _attend(self, qkv: Tensor, batch: BatchInputs, kv_cache: Tensor, out: Tensor) -> None:
         config = self._config
@@ -90,12 +103,17 @@ def feed_forward(config: ModelConfig, weights: Weights, prefix: str, layer: int)
 
 class FeedForward:
     def __init__(self, config: ModelConfig, weights: Weights, prefix: str) -> None:
+        self._group = current_group()
         self._gate_up = fused_linear(weights, [f"{prefix}.gate_proj", f"{prefix}.up_proj"], config.mlp_bias)
-        self._down = fused_linear(weights, [f"{prefix}.down_proj"], config.mlp_bias)
+        self._down = partial_linear(weights, f"{prefix}.down_proj", config.mlp_bias)
         self._activate = silu_mul if config.activation == "silu" else gelu_mul
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[T, C] -> [T, C]"""
+        return self._group.sum(self.partial(hidden))
+
+    def partial(self, hidden: Tensor) -> Tensor:
+        """[T, C] -> [T, C], this rank's part of the sum"""
         return self._down(self._activate(self._gate_up(hidden)))
 
 
@@ -105,7 +123,8 @@ class ExpertFeedForward:
     def __init__(self, config: ModelConfig, weights: Weights, prefix: str) -> None:
         assert config.experts is not None
         self._config = config.experts
-        self._router = fused_linear(weights, [f"{prefix}.gate"], bias=False, is_exact=True)
+        self._group = current_group()
+        self._router = PackedLinear(weights(f"{prefix}.gate.weight"), is_exact=True)
         self._experts = [FeedForward(config, weights, f"{prefix}.experts.{i}") for i in range(self._config.count)]
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -118,5 +137,5 @@ class ExpertFeedForward:
         for expert in sorted(set(chosen.flatten().tolist())):
             tokens, places = (chosen == expert).nonzero(as_tuple=True)
             share = shares[tokens, places, None].to(hidden.dtype)
-            out.index_add_(0, tokens, self._experts[expert](hidden[tokens]) * share)
-        return out
+            out.index_add_(0, tokens, self._experts[expert].partial(hidden[tokens]) * share)
+        return self._group.sum(out)

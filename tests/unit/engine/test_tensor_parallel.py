@@ -1,0 +1,133 @@
+"""Two ranks, real processes, compute what one computes; what leaves the node is the same."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvasir.engine.blocks import BlockId, KVLayout
+from kvasir.engine.engine import Engine
+from kvasir.engine.factory import build_engine
+from kvasir.engine.kv_cache import KVCache
+from kvasir.engine.models.config import UnsupportedModel
+from kvasir.engine.request import Request, RequestId
+from kvasir.engine.sampling_params import SamplingParams
+from kvasir.engine.settings import EngineSettings
+from kvasir.engine.step import PromptLogprobs
+from kvasir.engine.tensor_parallel.cache import ShardedKVCache
+from tests.unit.engine.checkpoints import save_checkpoint
+
+MEMORY = 4 << 20
+PROMPTS = [list(range(3, 33)), [7, 8, 9] * 12, [50]]
+LAYOUT = KVLayout(num_layers=2, num_kv_heads=4, total_kv_heads=4, head_dim=8, block_size=4, dtype="bfloat16")
+
+
+@contextmanager
+def built(directory: Path, size: int, **settings: Any) -> Iterator[tuple[Engine, KVCache]]:
+    threads = torch.get_num_threads()
+    engine, kv_cache, _ = build_engine(
+        EngineSettings(
+            model=str(directory), kv_cache_memory=MEMORY, block_size=8, tensor_parallel_size=size, **settings
+        )
+    )
+    try:
+        yield engine, kv_cache
+    finally:
+        engine.close()
+        torch.set_num_threads(threads)
+
+
+def run(engine: Engine) -> tuple[list[list[int]], list[float]]:
+    """Output tokens of greedy and seeded requests together, in chunks; logprobs of the first prompt."""
+    requests = [
+        Request(
+            request_id=RequestId(f"{index}-{temperature}"),
+            prompt_token_ids=list(prompt),
+            cache_salt=str(index),
+            sampling=SamplingParams(
+                max_tokens=12, temperature=temperature, seed=3, prompt_logprobs=None if index else 0
+            ),
+        )
+        for index, prompt in enumerate(PROMPTS)
+        for temperature in (0.0, 0.8)
+    ]
+    for request in requests:
+        engine.submit(request)
+    scores: list[PromptLogprobs] = []
+    while engine.has_work:
+        scores += engine.step().prompt_logprobs
+    engine.check_invariants()
+    logprobs = [position.entries[0][1] for one in scores for position in one.positions]
+    return [request.output_token_ids for request in requests], logprobs
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("phi3", {"num_key_value_heads": 4}),
+        ("mixtral", {"num_local_experts": 4}),
+        ("gemma3", {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_equal_to_one_rank(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+    save_checkpoint(tmp_path, kind, **options)
+    with built(tmp_path, 1, max_num_batched_tokens=20) as (engine, alone_cache):
+        tokens, logprobs = run(engine)
+    with built(tmp_path, 2, max_num_batched_tokens=20) as (engine, kv_cache):
+        assert isinstance(kv_cache, ShardedKVCache)
+        own_tokens, own_logprobs = run(engine)
+        assert own_tokens == tokens
+        assert own_logprobs == pytest.approx(logprobs, rel=1e-4, abs=1e-5)
+        # A block that leaves the node is what one rank would have sent.
+        first = engine_block(kv_cache, BlockId(0))
+        torch.testing.assert_close(first, engine_block(alone_cache, BlockId(0)), rtol=1e-4, atol=1e-5)
+
+
+def engine_block(kv_cache: KVCache, block: BlockId) -> torch.Tensor:
+    return torch.frombuffer(bytearray(kv_cache.read(block)), dtype=torch.float32)
+
+
+def test_blocks_are_whole_outside(tmp_path: Path) -> None:
+    whole = KVCache(LAYOUT, 3, torch.device("cpu"))
+    parts = ShardedKVCache(LAYOUT, 3, 2)
+    try:
+        whole.data.copy_(torch.randn(whole.data.shape))
+        assert parts.pool is None
+        for block in map(BlockId, range(3)):
+            parts.write(block, whole.read(block))
+        for rank, heads in enumerate((slice(0, 2), slice(2, 4))):
+            assert torch.equal(parts._parts[rank], whole.data[:, :, :, heads])
+        parts.copy(BlockId(2), BlockId(0))
+        assert parts.read(BlockId(0)) == whole.read(BlockId(2))
+        assert parts.read(BlockId(1)) == whole.read(BlockId(1))
+        with pytest.raises(ValueError, match="a block has"):
+            parts.write(BlockId(0), whole.read(BlockId(0))[:-1])
+        with pytest.raises(IndexError):
+            parts.read(BlockId(3))
+    finally:
+        parts.forget_files()
+
+
+def test_a_rank_that_dies_is_an_error_and_no_wait(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path)
+    with built(tmp_path, 2) as (engine, _):
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        ranks = [pid for pid in children if b"tensor_parallel" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert len(ranks) == 1
+        os.kill(int(ranks[0]), signal.SIGKILL)
+        engine.submit(Request(request_id=RequestId("r"), prompt_token_ids=[5, 6, 7]))
+        with pytest.raises(RuntimeError):
+            for _ in range(3):
+                engine.step()
+
+
+def test_sizes_that_do_not_divide_the_model(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path)
+    with pytest.raises(UnsupportedModel, match="3 does not divide the 4 attention heads"), built(tmp_path, 3):
+        pass
