@@ -9,12 +9,13 @@ from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-# What each worker sees of the same nodes; all other gauges are each worker's own, and add up.
+# What each worker sees of the same nodes, and what is no amount; all other gauges are each worker's own, and add up.
 _OF_THE_CLUSTER: dict[str, Callable[[float, float], float]] = {
     "kvasir:nodes": max,
     "kvasir:node_free_blocks": min,
     "kvasir:node_seats_taken": max,
     "kvasir:node_queued_tokens": max,
+    "process_start_time_seconds": min,
 }
 _Key = tuple[str, tuple[tuple[str, str], ...]]  # a sample's name and labels
 
