@@ -1,4 +1,4 @@
-"""One streamed request to an OpenAI endpoint, and when its chunks came."""
+"""One request to an OpenAI endpoint, and when the chunks of its answer came, or the whole of it."""
 
 import json
 import time
@@ -28,13 +28,16 @@ class Endpoint:
     headers: Mapping[str, str] = field(default_factory=dict)
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     ignore_eos: bool = False
+    streams: bool = True
 
     @property
     def url(self) -> str:
         return self.base_url.rstrip("/") + (self.path or DEFAULT_PATHS[self.backend])
 
     def body(self, prompt: Prompt) -> dict[str, Any]:
-        body: dict[str, Any] = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}}
+        body: dict[str, Any] = {"model": self.model, "stream": self.streams}
+        if self.streams:
+            body["stream_options"] = {"include_usage": True}
         if self.backend == "openai-chat":
             if not isinstance(prompt.content, str):
                 raise ValueError("a chat endpoint takes text, no token ids")
@@ -76,7 +79,10 @@ class _Answer:
         if data == "[DONE]":
             self.ended = True
             return
-        chunk = json.loads(data)
+        self.take_chunk(json.loads(data), now_s)
+
+    def take_chunk(self, chunk: dict[str, Any], now_s: float) -> None:
+        """Of a stream; or a whole answer, which is one chunk."""
         if error := chunk.get("error"):
             self.error = f"error within the stream: {json.dumps(error)[:_LONGEST_ERROR]}"
         if choices := chunk.get("choices"):
@@ -86,7 +92,7 @@ class _Answer:
             self.num_output_tokens = usage.get("completion_tokens")
 
     def _take_choice(self, choice: dict[str, Any], now_s: float) -> None:
-        delta = choice.get("delta") or {}
+        delta = choice.get("delta") or choice.get("message") or {}
         text = choice.get("text") or delta.get("content") or ""
         if choice.get("finish_reason"):
             self.ended = True
@@ -114,6 +120,9 @@ async def ask(
             if response.status != 200:
                 detail = (await response.text())[:_LONGEST_ERROR]
                 return Outcome(sent_s=sent_s, error=f"HTTP {response.status} {response.reason}: {detail}")
+            if not endpoint.streams:
+                answer.take_chunk(await response.json(), clock())
+                return _outcome(sent_s, answer, prompt, count_tokens)
             reader = EventReader()
             async for chunk in response.content.iter_any():
                 for data in reader.feed(chunk):

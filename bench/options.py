@@ -1,4 +1,4 @@
-"""The command line of `kvasir bench serve`: the names are those of vLLM's."""
+"""The command line of `kvasir bench serve`, and what all benchmarks ask about an endpoint: vLLM's names."""
 
 import argparse
 import json
@@ -15,12 +15,21 @@ from kvasir.bench.workload import RandomLengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions:
+class TargetOptions:
+    """Whom to ask, and what each request carries besides its prompt."""
+
     base_url: str
     backend: Backend
     endpoint: str | None
     model: str | None
     tokenizer: Path | None
+    ignore_eos: bool
+    extra_body: dict[str, Any]
+    headers: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions(TargetOptions):
     dataset_name: str
     dataset_path: Path | None
     num_prompts: int
@@ -33,9 +42,6 @@ class BenchOptions:
     num_warmups: int
     ready_check_timeout_s: float
     seed: int
-    ignore_eos: bool
-    extra_body: dict[str, Any]
-    headers: dict[str, str]
     objectives: Objectives | None
     metrics: tuple[str, ...]
     percentiles: tuple[float, ...]
@@ -72,16 +78,8 @@ def parse_options(argv: list[str]) -> BenchOptions:
 
 
 def _options(given: argparse.Namespace, lengths: RandomLengths) -> BenchOptions:
-    sampling = {name: getattr(given, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-    headers = dict(given.header)
-    if (api_key := os.environ.get("OPENAI_API_KEY")) and "Authorization" not in headers:
-        headers["Authorization"] = f"Bearer {api_key}"
     return BenchOptions(
-        base_url=given.base_url,
-        backend=given.backend,
-        endpoint=given.endpoint,
-        model=given.model,
-        tokenizer=given.tokenizer,
+        **target_fields(given),
         dataset_name=given.dataset_name,
         dataset_path=given.dataset_path,
         num_prompts=given.num_prompts,
@@ -94,9 +92,6 @@ def _options(given: argparse.Namespace, lengths: RandomLengths) -> BenchOptions:
         num_warmups=given.num_warmups,
         ready_check_timeout_s=given.ready_check_timeout_sec,
         seed=given.seed,
-        ignore_eos=given.ignore_eos,
-        extra_body={name: value for name, value in sampling.items() if value is not None} | given.extra_body,
-        headers=headers,
         objectives=Objectives(**dict(given.goodput)) if given.goodput else None,
         metrics=given.percentile_metrics,
         percentiles=given.metric_percentiles,
@@ -111,21 +106,40 @@ def _options(given: argparse.Namespace, lengths: RandomLengths) -> BenchOptions:
     )
 
 
+def target_fields(given: argparse.Namespace) -> dict[str, Any]:
+    """The fields of TargetOptions, of what was added by add_target_options."""
+    sampling = {name: getattr(given, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+    headers = dict(given.header)
+    if (api_key := os.environ.get("OPENAI_API_KEY")) and "Authorization" not in headers:
+        headers["Authorization"] = f"Bearer {api_key}"
+    return {
+        "base_url": given.base_url,
+        "backend": given.backend,
+        "endpoint": given.endpoint,
+        "model": given.model,
+        "tokenizer": given.tokenizer,
+        "ignore_eos": given.ignore_eos,
+        "extra_body": {name: value for name, value in sampling.items() if value is not None} | given.extra_body,
+        "headers": headers,
+    }
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvasir bench serve",
         description="Measure any OpenAI endpoint: TTFT, TPOT, ITL, end-to-end latency, throughput, goodput.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    _add_endpoint(parser.add_argument_group("endpoint"))
+    add_target_options(parser)
     _add_dataset(parser.add_argument_group("prompts"))
     _add_load(parser.add_argument_group("load"))
     _add_report(parser.add_argument_group("report"))
     return parser
 
 
-def _add_endpoint(group: Any) -> None:
-    add = group.add_argument
+def add_target_options(parser: argparse.ArgumentParser, ignore_eos: bool = False) -> None:
+    """ignore_eos: whether all tokens asked for are generated where the command line does not say."""
+    add = parser.add_argument_group("endpoint").add_argument
     add("--base-url", default="http://127.0.0.1:8000", help="the server")
     add("--backend", choices=list(DEFAULT_PATHS), default="openai", help="completions, or chat completions")
     add("--endpoint", help="path of the API (default: the backend's)")
@@ -133,7 +147,12 @@ def _add_endpoint(group: Any) -> None:
     add("--tokenizer", type=Path, metavar="DIR", help="model directory, for random prompts of exact length")
     add("--header", type=_pair, nargs="*", default=[], metavar="NAME=VALUE", help="sent with each request")
     add("--extra-body", type=_json_object, default={}, metavar="JSON", help="fields added to each request")
-    add("--ignore-eos", action="store_true", help="generate all tokens asked for")
+    add(
+        "--ignore-eos",
+        action=argparse.BooleanOptionalAction,
+        default=ignore_eos,
+        help="generate all tokens asked for; a field that servers other than vLLM and Kvasir may refuse",
+    )
     for name in ("--temperature", "--top-p", "--min-p"):
         add(name, type=float, help="sampling parameter; not sent unless given")
     add("--top-k", type=int, help="sampling parameter; not sent unless given")
@@ -143,21 +162,21 @@ def _add_dataset(group: Any) -> None:
     add = group.add_argument
     add("--dataset-name", choices=["random", "custom"], default="random", help="custom: lines of JSON in a file")
     add("--dataset-path", type=Path, metavar="FILE", help='each line {"prompt": ..., "output_tokens": ...}')
-    add("--num-prompts", type=_positive(int), default=100, help="how many requests")
+    add("--num-prompts", type=positive(int), default=100, help="how many requests")
     add("--random-input-len", type=int, default=1024, help="tokens; words where no tokenizer is given")
     add("--random-output-len", type=int, default=128, help="tokens to generate")
     add("--random-range-ratio", type=float, default=0.0, help="lengths vary by this share, up and down")
     add("--random-prefix-len", type=int, default=0, help="tokens that all prompts begin with")
-    add("--custom-output-len", type=_positive(int), default=256, help="for lines without output_tokens")
+    add("--custom-output-len", type=positive(int), default=256, help="for lines without output_tokens")
     add("--prompt-format", choices=["text", "ids"], default="text", help="how random prompts are sent")
     add("--seed", type=int, default=0, help="of prompts and arrival times")
 
 
 def _add_load(group: Any) -> None:
     add = group.add_argument
-    add("--request-rate", type=_positive(float), default=math.inf, help="requests per second; inf: all at once")
-    add("--burstiness", type=_positive(float), default=1.0, help="1: Poisson; less: bursts; more: even")
-    add("--max-concurrency", type=_positive(int), help="most requests in flight at once")
+    add("--request-rate", type=positive(float), default=math.inf, help="requests per second; inf: all at once")
+    add("--burstiness", type=positive(float), default=1.0, help="1: Poisson; less: bursts; more: even")
+    add("--max-concurrency", type=positive(int), help="most requests in flight at once")
     add("--num-warmups", type=int, default=0, help="requests before the measured ones")
     add("--ready-check-timeout-sec", type=float, default=0.0, help="wait so long for a first answer; 0: do not ask")
 
@@ -177,7 +196,7 @@ def _add_report(group: Any) -> None:
     add("--disable-tqdm", action="store_true", help="no progress bar")
 
 
-def _positive(kind: type[int] | type[float]) -> Any:
+def positive(kind: type[int] | type[float]) -> Any:
     def parse(text: str) -> float:
         value = kind(text)
         if not value > 0:

@@ -29,6 +29,13 @@ def timelines_of(load: LoadResult) -> list[Timeline]:
     return [outcome.timeline for outcome in load.outcomes if outcome.timeline is not None]
 
 
+def refuse_failures(load: LoadResult) -> None:
+    """ValueError if a request failed."""
+    errors = [outcome.error for outcome in load.outcomes if outcome.timeline is None]
+    if errors:
+        raise ValueError(f"{len(errors)} of {len(load.outcomes)} requests failed, the first with: {errors[0]}")
+
+
 def samples_s(load: LoadResult, metric: str) -> list[float]:
     """All values of one of METRICS, in seconds."""
     timelines = timelines_of(load)
@@ -91,7 +98,12 @@ def details(load: LoadResult) -> dict[str, Any]:
     }
 
 
-def table(result: dict[str, Any], metrics: Sequence[str], percentiles: Sequence[float]) -> str:
+def table(
+    result: dict[str, Any],
+    metrics: Sequence[str],
+    percentiles: Sequence[float],
+    title: str = "Serving Benchmark Result",
+) -> str:
     """The human's view of `result`, 50 columns wide."""
     rows: list[tuple[str, Any]] = [
         ("Successful requests:", result["completed"]),
@@ -115,7 +127,7 @@ def table(result: dict[str, Any], metrics: Sequence[str], percentiles: Sequence[
         ("Peak concurrent requests:", result["max_concurrent_requests"]),
         ("Total token throughput (tok/s):", result["total_token_throughput"]),
     ]
-    lines = [f"{' Serving Benchmark Result ':=^50}", *map(_row, rows)]
+    lines = [f"{f' {title} ':=^50}", *map(_row, rows)]
     for metric in metrics:
         lines += _metric_lines(result, metric, percentiles)
     return "\n".join([*lines, "=" * 50])

@@ -16,11 +16,11 @@ import aiohttp
 from kvasir.bench import report
 from kvasir.bench.load_generator import LoadResult, run_load
 from kvasir.bench.openai_client import Endpoint, Outcome, ask, first_model
-from kvasir.bench.options import BenchOptions, parse_options
+from kvasir.bench.options import BenchOptions, TargetOptions, parse_options
 from kvasir.bench.plot import plot_distributions
 from kvasir.bench.progress import progress_bar
 from kvasir.bench.tokenizer import DirectoryTokenizer
-from kvasir.bench.workload import Prompt, arrival_times_s, custom_prompts, random_prompts
+from kvasir.bench.workload import Prompt, RandomLengths, arrival_times_s, custom_prompts, random_prompts
 
 _READY_POLL_S = 1.0
 _SHOWN_ERRORS = 10
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
 
 
 async def _main(options: BenchOptions) -> int:
-    tokenizer = DirectoryTokenizer(options.tokenizer) if options.tokenizer else None
+    tokenizer = tokenizer_of(options)
     async with open_session() as session:
         endpoint = await resolve_endpoint(options, session)
         print(f"Model {endpoint.model} at {endpoint.url}; making {options.num_prompts} prompts.", file=sys.stderr)
@@ -62,7 +62,7 @@ def open_session() -> aiohttp.ClientSession:
     )
 
 
-async def resolve_endpoint(options: BenchOptions, session: aiohttp.ClientSession) -> Endpoint:
+async def resolve_endpoint(options: TargetOptions, session: aiohttp.ClientSession) -> Endpoint:
     return Endpoint(
         base_url=options.base_url,
         model=options.model or await first_model(session, options.base_url, options.headers),
@@ -80,6 +80,24 @@ def make_prompts(options: BenchOptions, tokenizer: DirectoryTokenizer | None) ->
         return custom_prompts(options.dataset_path, options.num_prompts, options.custom_output_len)
     as_ids = options.prompt_format == "ids"
     return random_prompts(options.num_prompts, options.lengths, options.seed, tokenizer, as_ids)
+
+
+def tokenizer_of(options: TargetOptions) -> DirectoryTokenizer | None:
+    return DirectoryTokenizer(options.tokenizer) if options.tokenizer else None
+
+
+def fixed_prompts(
+    options: TargetOptions,
+    tokenizer: DirectoryTokenizer | None,
+    num_prompts: int,
+    input_len: int,
+    output_len: int,
+    seed: int,
+) -> list[Prompt]:
+    """Random prompts, all of one length; as ids where there is a tokenizer and no chat, so that it is exact."""
+    lengths = RandomLengths(input_len=input_len, output_len=output_len)
+    as_ids = tokenizer is not None and options.backend == "openai"
+    return random_prompts(num_prompts, lengths, seed, tokenizer, as_ids)
 
 
 async def measure(

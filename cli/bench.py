@@ -5,11 +5,19 @@ from importlib import import_module
 
 COMMANDS = {
     "serve": ("kvasir.bench.serve", "load on any OpenAI endpoint; latencies and throughput"),
+    "latency": ("kvasir.bench.latency", "one request at a time on any OpenAI endpoint; TTFT, ITL, time to the end"),
+    "throughput": (
+        "kvasir.bench.throughput",
+        "all requests at once on any OpenAI endpoint; requests and tokens a second",
+    ),
+    "check": ("kvasir.bench.check", "is a new service fit to go live? Load, soak, a report of one page"),
     "lab": ("kvasir.bench.lab.serving", "this suite against transformers, on this machine"),
     "kv": ("kvasir.bench.lab.kv", "each KV connector against the plain transport, on this machine"),
     "router": ("kvasir.bench.lab.router", "the router alone, beside the Rust routers of PyPI"),
     "preemption": ("kvasir.bench.lab.preemption", "out of blocks: compute again or keep on the host, by measured cost"),
     "itl": ("kvasir.bench.lab.itl", "prompts beside decoding: the time between two tokens, with and without a target"),
+    "peers": ("kvasir.bench.lab.peers", "this engine beside others that are installed here, in turns"),
+    "disaggregation": ("kvasir.bench.lab.disaggregation", "two nodes of one core each, or one of two cores"),
     "kernels": ("kvasir.bench.lab.kernels", "each Triton kernel beside what this GPU can do"),
     "kv-quality": ("kvasir.bench.lab.kv_quality", "what KV codecs do to a model's output, and how fast they are"),
 }
@@ -20,7 +28,7 @@ def main(argv: list[str]) -> int:
     if command in COMMANDS:
         return int(import_module(COMMANDS[command][0]).main(rest))
     wanted_help = command in ("--help", "-h")
-    lines = [f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items()]
+    lines = [f"  {name:<16}{text}" for name, (_, text) in COMMANDS.items()]
     usage = "\n".join(["usage: kvasir bench COMMAND [OPTIONS]", "", *lines])
     if wanted_help:
         print(usage)

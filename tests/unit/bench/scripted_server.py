@@ -1,4 +1,4 @@
-"""An OpenAI server that answers by a script."""
+"""An OpenAI server that answers by a script, and says how much memory it holds."""
 
 import asyncio
 import json
@@ -26,17 +26,38 @@ class ScriptedServer:
     headers: list[dict[str, str]] = field(default_factory=list)
     running: int = 0
     most_running: int = 0
+    words: tuple[str, ...] = WORDS
+    resident_bytes: int | None = None
+    leaks_bytes: int = 0  # with each look at /metrics
     url: str = ""
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._stream(request, [{"text": word, "index": 0} for word in WORDS])
+        return await self._stream(request, [{"text": word, "index": 0} for word in self.words])
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         speaker = {"index": 0, "delta": {"role": "assistant", "content": ""}}
-        return await self._stream(request, [speaker, *({"index": 0, "delta": {"content": word}} for word in WORDS)])
+        return await self._stream(
+            request, [speaker, *({"index": 0, "delta": {"content": word}} for word in self.words)]
+        )
 
     async def models(self, request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "scripted"}]})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        if self.resident_bytes is None:
+            raise web.HTTPNotFound
+        self.resident_bytes += self.leaks_bytes
+        return web.Response(
+            text=f"# TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes {self.resident_bytes:e}\n"
+        )
+
+    async def _whole(self, choices: list[dict[str, Any]]) -> web.Response:
+        await asyncio.sleep(self.gap_s * len(choices))
+        is_chat = "delta" in choices[0]
+        text = "".join(choice["delta"]["content"] if is_chat else choice["text"] for choice in choices)
+        answer = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
+        usage = {"prompt_tokens": 11, "completion_tokens": self.num_tokens}
+        return web.json_response({"choices": [{"index": 0, "finish_reason": "length", **answer}], "usage": usage})
 
     async def _stream(self, request: web.Request, choices: list[dict[str, Any]]) -> web.StreamResponse:
         self.bodies.append(await request.json())
@@ -45,6 +66,14 @@ class ScriptedServer:
             return web.json_response({"error": {"message": "scripted"}}, status=self.status)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
+        try:
+            if not self.bodies[-1].get("stream"):
+                return await self._whole(choices)
+            return await self._streamed(request, choices)
+        finally:
+            self.running -= 1
+
+    async def _streamed(self, request: web.Request, choices: list[dict[str, Any]]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         for choice in choices:
@@ -60,7 +89,6 @@ class ScriptedServer:
             await self._send(response, {"choices": [], "usage": usage})
         if self.ends:
             await response.write(b"data: [DONE]\n\n")
-        self.running -= 1
         return response
 
     async def _send(self, response: web.StreamResponse, message: dict[str, Any]) -> None:
@@ -71,4 +99,5 @@ class ScriptedServer:
         app.router.add_post("/v1/completions", self.completions)
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_get("/v1/models", self.models)
+        app.router.add_get("/metrics", self.metrics)
         return app

@@ -1,0 +1,110 @@
+"""One contender of `kvasir bench peers`, in a process of its own.
+
+    python -m kvasir.bench.lab.peer_command NAME WORKLOAD
+
+WORKLOAD is a JSON file {"num_tokens": n, "batches": [[prompt, ...], ...]}, a prompt being a list of token ids. For each
+batch one line of JSON goes to stdout: {"concurrency", "tokens_per_s", "decode_tokens_per_s", "token_ids"}. Any program
+that reads the one and prints the other can take part.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from kvasir.cli.model import prepare_builtin_model
+
+Tokens = Sequence[int]
+# Prompts, all at once, and how many tokens each gets; the tokens.
+Generate = Callable[[Sequence[Tokens], int], list[list[int]]]
+
+
+def engine(model: Path, quantization: str) -> Generate:
+    from kvasir.engine.factory import build_engine
+    from kvasir.engine.request import Request, RequestId
+    from kvasir.engine.sampling_params import SamplingParams
+    from kvasir.engine.settings import EngineSettings
+
+    settings = EngineSettings(
+        model=str(model), kv_cache_memory=1 << 30, enable_prefix_caching=False, quantization=quantization
+    )
+    built = build_engine(settings)[0]
+
+    def generate(prompts: Sequence[Tokens], num_tokens: int) -> list[list[int]]:
+        sampling = SamplingParams(max_tokens=num_tokens)
+        requests = [
+            Request(request_id=RequestId(str(index)), prompt_token_ids=list(prompt), sampling=sampling)
+            for index, prompt in enumerate(prompts)
+        ]
+        for request in requests:
+            built.submit(request)
+        while built.has_work:
+            built.step()
+        return [request.output_token_ids for request in requests]
+
+    return generate
+
+
+def transformers(model: Path) -> Generate:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+    def generate(prompts: Sequence[Tokens], num_tokens: int) -> list[list[int]]:
+        input_ids = torch.tensor([list(prompt) for prompt in prompts])
+        output = network.generate(
+            input_ids,
+            attention_mask=torch.ones_like(input_ids),
+            do_sample=False,
+            max_new_tokens=num_tokens,
+            eos_token_id=-1,  # nothing is to stop early
+            pad_token_id=0,
+        )
+        found: list[list[int]] = output[:, input_ids.shape[1] :].tolist()
+        return found
+
+    return generate
+
+
+CONTENDERS: dict[str, Callable[[Path], Generate]] = {
+    "kvasir-fp32": lambda model: engine(model, "none"),
+    "kvasir-fp16": lambda model: engine(model, "fp16"),
+    "kvasir-int8": lambda model: engine(model, "int8"),
+    "kvasir-int4": lambda model: engine(model, "int4"),
+    "transformers": transformers,
+}
+
+
+def measure(generate: Generate, prompts: Sequence[Tokens], num_tokens: int) -> dict[str, object]:
+    """Decoding is what the whole takes longer than the first tokens alone: the same for everybody."""
+    generate(prompts[:2], 3)  # whatever is done once for prompts of this length is done
+    generate([prompt[:8] for prompt in prompts], 3)  # and for as many that decode
+    started_s = time.perf_counter()
+    generate(prompts, 1)
+    first_s = time.perf_counter() - started_s
+    started_s = time.perf_counter()
+    token_ids = generate(prompts, num_tokens)
+    whole_s = time.perf_counter() - started_s
+    return {
+        "concurrency": len(prompts),
+        "tokens_per_s": len(prompts) * num_tokens / whole_s,
+        "decode_tokens_per_s": len(prompts) * (num_tokens - 1) / (whole_s - first_s),
+        "token_ids": token_ids,
+    }
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) != 2 or argv[0] not in CONTENDERS:
+        print(f"usage: peer_command {{{','.join(CONTENDERS)}}} WORKLOAD", file=sys.stderr)
+        return 2
+    workload = json.loads(Path(argv[1]).read_text())
+    generate = CONTENDERS[argv[0]](prepare_builtin_model())
+    for prompts in workload["batches"]:
+        print(json.dumps(measure(generate, prompts, workload["num_tokens"])), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

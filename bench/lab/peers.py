@@ -1,0 +1,166 @@
+"""`kvasir bench peers`: this engine beside others on this machine, all with the same prompts, in turns.
+
+A peer is whatever is installed here, in an environment of its own; none comes with us. It is an OpenAI endpoint
+(NAME=http://...), or a command (NAME=COMMAND) with {workload} in it, which reads prompts from that file and prints a
+line of JSON for each batch (`peer_command.py` says how), or with {concurrency} in it, which prints "<number> tokens/s".
+Every round all contenders take their turn. Rounds are added to those of earlier runs in the folder.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvasir.bench.lab.kv_report import Quiet, machine
+from kvasir.bench.lab.peers_http import measure_endpoint
+from kvasir.bench.lab.peers_report import Measurement, as_markdown
+
+VOCABULARY = range(1000, 40_000)  # plain tokens of the built-in model
+OURS = ("kvasir-fp32", "kvasir-fp16", "kvasir-int8", "transformers")
+_RATE = re.compile(r"(\d+(?:\.\d+)?) *tok(?:en)?s?/s(?:ec)?\b")
+_LONGEST_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One batch for each concurrency: prompts that nobody has seen before."""
+
+    concurrency: tuple[int, ...]
+    input_len: int
+    num_tokens: int
+    seed: int
+
+    def batches(self) -> list[list[list[int]]]:
+        rng = random.Random(self.seed)
+        return [[rng.choices(VOCABULARY, k=self.input_len) for _ in range(count)] for count in self.concurrency]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    name: str
+    target: str  # a URL, or a command line
+
+    def measure(self, workload: Workload) -> list[dict[str, Any]]:
+        """One for each concurrency: tokens_per_s, and what else it says."""
+        if self.target.startswith(("http://", "https://")):
+            return [measure_endpoint(self.target, batch, workload.num_tokens) for batch in workload.batches()]
+        if "{concurrency}" in self.target:
+            return [self._one(count, workload) for count in workload.concurrency]
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump({"num_tokens": workload.num_tokens, "batches": workload.batches()}, file)
+            file.flush()
+            output = run(self.target.replace("{workload}", file.name))
+        lines = [json.loads(line) for line in output.splitlines() if line.startswith('{"concurrency"')]
+        if [line["concurrency"] for line in lines] != list(workload.concurrency):
+            raise RuntimeError(f"{self.name} did not answer for each concurrency:\n{output[-2000:]}")
+        return lines
+
+    def _one(self, count: int, workload: Workload) -> dict[str, Any]:
+        values = {"concurrency": count, "input_len": workload.input_len, "output_len": workload.num_tokens}
+        command = self.target
+        for name, value in values.items():
+            command = command.replace(f"{{{name}}}", str(value))
+        rates = _RATE.findall(output := run(command))
+        if not rates:
+            raise RuntimeError(f"{self.name} printed no tokens/s:\n{output[-2000:]}")
+        return {"concurrency": count, "tokens_per_s": float(rates[-1])}
+
+
+def run(command: str) -> str:
+    """Its stdout. Threads that spin while they wait would slow down whoever's turn comes next."""
+    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
+    done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=_LONGEST_S, env=environment)
+    if done.returncode != 0:
+        raise RuntimeError(f"{command} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+@dataclass(slots=True)
+class Found:
+    """All rounds so far."""
+
+    measurements: list[Measurement] = field(default_factory=list)
+    num_rounds: int = 0
+
+    @classmethod
+    def read(cls, file: Path) -> "Found":
+        if not file.exists():
+            return cls()
+        earlier = json.loads(file.read_text())
+        return cls([Measurement(**one) for one in earlier["measurements"]], earlier["num_rounds"])
+
+    def add_round(self, peers: Sequence[Peer], workload: Workload) -> None:
+        answers: dict[int, dict[str, list[list[int]] | list[str]]] = {}
+        for peer in peers:
+            for said in peer.measure(workload):
+                count = said["concurrency"]
+                answers.setdefault(count, {})[peer.name] = said.pop("token_ids", [])
+                self.measurements.append(
+                    Measurement(
+                        peer=peer.name,
+                        round=self.num_rounds,
+                        concurrency=count,
+                        tokens_per_s=said["tokens_per_s"],
+                        decode_tokens_per_s=said.get("decode_tokens_per_s"),
+                    )
+                )
+                print(self.measurements[-1].line(), file=sys.stderr)
+        for measurement in self.measurements:
+            if measurement.round == self.num_rounds:
+                measurement.compare(answers[measurement.concurrency])
+        self.num_rounds += 1
+
+
+def main(argv: list[str]) -> int:
+    description = (__doc__ or "").partition("\n")[2].strip()
+    parser = argparse.ArgumentParser(prog="kvasir bench peers", description=description)
+    add = parser.add_argument
+    add("peers", nargs="*", type=_peer, metavar="NAME=URL|COMMAND", help="besides our own and transformers")
+    add("--ours", nargs="*", default=list(OURS), help="what runs from this environment (default: %(default)s)")
+    add("--rounds", type=int, default=1, help="(default: %(default)s)")
+    add("--concurrency", type=_counts, default=(1, 8, 16, 32), help="with commas (default: 1,8,16,32)")
+    add("--input-len", type=int, default=128, help="(default: %(default)s)")
+    add("--output-len", type=int, default=64, help="(default: %(default)s)")
+    add("--output", type=Path, default=Path("bench/results"), help="folder (default: %(default)s)")
+    options = parser.parse_args(argv)
+    command = f"{shlex.quote(sys.executable)} -m kvasir.bench.lab.peer_command"
+    peers = [Peer(name, f"{command} {name} {{workload}}") for name in options.ours] + options.peers
+    file, quiet = options.output / "peers.json", Quiet()
+    found = Found.read(file)
+    for _ in range(options.rounds):
+        quiet.look()
+        found.add_round(peers, Workload(options.concurrency, options.input_len, options.output_len, found.num_rounds))
+    about = machine() | {"busy_with_other_things": str(quiet)}
+    options.output.mkdir(parents=True, exist_ok=True)
+    everything = {"num_rounds": found.num_rounds, "measurements": [asdict(one) for one in found.measurements]}
+    file.write_text(json.dumps({"machine": about} | everything, indent=1) + "\n")
+    text = as_markdown(about, options.input_len, options.output_len, found.measurements)
+    file.with_suffix(".md").write_text(text)
+    print(text)
+    return 0
+
+
+def _peer(text: str) -> Peer:
+    name, separator, target = text.partition("=")
+    if not (name and separator and target):
+        raise argparse.ArgumentTypeError(f"wants NAME=URL or NAME=COMMAND, got {text!r}")
+    if not target.startswith("http") and "{workload}" not in target and "{concurrency}" not in target:
+        raise argparse.ArgumentTypeError(f"a command wants {{workload}} or {{concurrency}} in it: {target!r}")
+    return Peer(name, target)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split(","))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
