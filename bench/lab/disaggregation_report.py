@@ -125,7 +125,8 @@ def verdict(
     lines = []
     for name in columns:
         sign = 1 if name.startswith("goodput") else -1
-        won, lost = [], []
+        won: list[str] = []
+        lost: list[str] = []
         for rate, here in curves[name, DISAGGREGATED].items():
             there = curves[name, COLOCATED].get(rate)
             if there is None or abs(here - there) <= 0.05 * max(here, there):

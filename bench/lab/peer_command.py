@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from kvasir.cli.model import prepare_builtin_model
 
@@ -20,7 +21,7 @@ Tokens = Sequence[int]
 Generate = Callable[[Sequence[Tokens], int], list[list[int]]]
 
 
-def engine(model: Path, quantization: str) -> Generate:
+def engine(model: Path, quantization: Literal["none", "fp16", "int8", "int4"]) -> Generate:
     from kvasir.engine.factory import build_engine
     from kvasir.engine.request import Request, RequestId
     from kvasir.engine.sampling_params import SamplingParams
