@@ -58,6 +58,14 @@ class BlockTables:
         request.block_table.extend(blocks)
         return True
 
+    def trim(self, request: Request) -> bool:
+        """Take back what was reserved beyond its tokens. False: nothing was."""
+        end = num_blocks_for(request.num_tokens, self._block_size)
+        beyond = request.block_table[end:]
+        del request.block_table[end:]
+        self.pool.release(reversed(beyond))
+        return bool(beyond)
+
     def fork(self, leader: Request, fork: Request) -> bool:
         """Put the leader's prompt at the front: full blocks are shared, what is in a partial one is copied.
 

@@ -118,6 +118,7 @@ class Engine:
         assert all(fork.phase is Phase.FOLLOWING for fork in following), "forks that do not follow"
         idle = (*scheduler.waiting, *following)
         assert not any(request.block_table for request in idle), "a waiting request holds blocks"
+        assert not any(request.draft_token_ids for request in scheduler.requests.values()), "drafts outlive their step"
         seated = (*scheduler.loading, *scheduler.running)
         assert not any(request.saved for request in seated), "what is here again is still on the host"
         assert len(scheduler.running) + len(scheduler.loading) <= scheduler.limits.max_num_seqs, "too many seats"

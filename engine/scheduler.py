@@ -99,6 +99,8 @@ class Scheduler(Queues):
         if num_tokens == 0:
             return
         while not self.tables.reserve(request, request.num_computed_tokens + num_tokens):
+            if self._take_back_from_drafts():
+                continue
             victim, way = self._choose_victim(request)
             plan.drop(victim)
             self._preempt(victim, way)
@@ -114,8 +116,9 @@ class Scheduler(Queues):
             return False
         if not request.awaits and (plan.budget == 0 or self._too_many_have_begun(plan)):
             return False
-        if not self.tables.begin(request, self._num_spare_blocks(request)):
-            return False
+        while not self.tables.begin(request, self._num_spare_blocks(request)):
+            if not self._take_back_from_drafts():
+                return False
         self.waiting.remove(request)
         if request.awaits or request.saved or self.limits.reserve_whole_prompt:
             self.tables.reserve(request, request.num_tokens)
@@ -208,6 +211,10 @@ class Scheduler(Queues):
         return int(self.limits.watermark * self.limits.num_blocks)
 
     # --- out of blocks ---------------------------------------------------------------------------------------------
+
+    def _take_back_from_drafts(self) -> bool:
+        """From one after the other: nobody waits or gives way for a draft. False: they have nothing more."""
+        return any(self.tables.trim(one) for one in self.running)
 
     def _choose_victim(self, request: Request) -> tuple[Request, Way]:
         """Of the lowest priority that is running; never one that is served before `request`."""

@@ -4,7 +4,8 @@
     extended  | decode + drafts | decode | prompt ...
 
 Drafts take what the plan has left over: of the step's tokens, of the free blocks above the watermark, and of those
-only while nobody waits. Nobody is preempted or delayed for a draft. A request's output does not depend on them.
+only while nobody waits; what the scheduler lacks later it takes back. So nobody is preempted or delayed for a draft,
+and a request's output does not depend on them.
 """
 
 from collections.abc import Mapping

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import pytest
 
 from kvasir.common.hashing import block_hashes, root_hash
+from kvasir.engine.blocks import num_blocks_for
 from kvasir.engine.engine import Engine
-from kvasir.engine.request import FinishReason, Request, RequestId
+from kvasir.engine.request import FinishReason, Phase, Request, RequestId
 from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.speculation.speculator import Speculator
 from kvasir.engine.step import StepPlan, StepResult
@@ -114,7 +115,7 @@ def test_blocks_above_the_watermark_only_and_none_while_somebody_waits() -> None
     assert drafts_of(runner_of(engine).plans[-1]) == [7], "the rest of the last block, at the watermark"
     engine.submit(make_request("waits", list(range(30, 60)), 2))
     engine.step()
-    assert len(one.block_table) == 4, "nothing more while somebody waits"
+    assert len(one.block_table) == 3, "nothing beyond its tokens while somebody waits"
     engine.check_invariants()
 
 
@@ -195,3 +196,18 @@ def test_drafts_count_as_decoding() -> None:
     engine.on_step = lambda metrics: seen.append((metrics.num_prefill_tokens, metrics.num_decode_tokens))
     run(engine, make_request("r", PROMPT, 6))
     assert seen == [(5, 0), (0, 4), (0, 1)]
+
+
+def test_blocks_of_wrong_drafts_are_taken_back_before_anybody_waits_or_gives_way() -> None:
+    """All fit; only what was reserved for drafts stands in the way, of a newcomer first, then of one that grows."""
+    engine, _ = speculating(16, 0, num_blocks=12, watermark=0)
+    run_until_decoding(engine, one := make_request("one", PROMPT, 100))
+    engine.step()
+    assert len(one.block_table) > num_blocks_for(one.num_tokens, 4)
+    engine.submit(other := make_request("other", list(range(20, 48)), 100))
+    engine.step()
+    assert other.phase is Phase.RUNNING
+    while one.num_tokens + other.num_tokens < 44:
+        engine.step()
+        engine.check_invariants()
+    assert engine.stats().num_preemptions == 0
