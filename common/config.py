@@ -37,8 +37,9 @@ class ServiceConfig(BaseSettings):
     """Subclasses set `env_prefix` and declare fields; `load` is the only way in for a process."""
 
     model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", cli_kebab_case=True, cli_implicit_flags=True, env_nested_delimiter="__"
-    )
+        frozen=True, extra="forbid", allow_inf_nan=False,
+        cli_kebab_case=True, cli_implicit_flags=True, env_nested_delimiter="__",
+    )  # fmt: skip
 
     # The environment variables that share our prefix but are not fields of this class.
     also_allowed: ClassVar[frozenset[str]] = frozenset({"KVASIR_CONFIG", "KVASIR_CLUSTER_SECRET"})
@@ -120,6 +121,10 @@ def _take_config_option(argv: list[str]) -> tuple[list[str], str | None]:
 
 def _explain(problem: Any, cls: type[ServiceConfig]) -> str:
     name = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "missing" and len(problem["loc"]) > 1:
+        return f"{name} is wanted"
+    if problem["type"] == "model_type":
+        return f"{name}: a JSON object is wanted, got {problem['input']!r}"
     if problem["type"] == "missing":
         return f"--{name.replace('_', '-')} is wanted (or {cls.model_config.get('env_prefix', '')}{name.upper()})"
     if problem["type"] == "extra_forbidden":

@@ -1,6 +1,7 @@
 """What the scheduler must keep to."""
 
 from dataclasses import dataclass
+from math import inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class Limits:
             "priority_aging_s",
             "target_itl_s",
         ):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < inf:
+                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
         if self.scheduling_policy not in ("fcfs", "priority"):
             raise ValueError(f"scheduling_policy must be fcfs or priority, got {self.scheduling_policy!r}")

@@ -1,9 +1,9 @@
 """What prefill and decode nodes can both be told. Names are vLLM's where it has one."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from kvasir.common.addresses import split_address
 from kvasir.common.config import ServiceConfig, Words
@@ -57,17 +57,33 @@ class NodeConfig(ServiceConfig):
     store_ttl_s: float = Field(default=3600.0, gt=0, description="Stores: blocks unused for so long are dropped.")
 
     device: str = Field(default="cpu", description="cpu, cuda, cuda:1, ...")
-    tensor_parallel_size: int = Field(default=1, gt=0, description="Processes that compute the model together; on CPUs.")
+    tensor_parallel_size: int = Field(
+        default=1, gt=0, description="Processes that compute the model together; on CPUs."
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantization: Literal["none", "fp16", "int8", "int4"] = Field(
-        default="none", description="Weights in fewer bits, on a CPU: fp16; int8 and int4 in groups of 32."
+    quantization: Literal["none", "fp16", "int8", "int4", "fp8"] = Field(
+        default="none",
+        description="Weights in fewer bits. On a CPU: fp16; int8, int4 in groups of 32. On a GPU: int8, fp8 by row.",
+    )
+    attention_backend: Literal["auto", "triton", "torch"] = Field(
+        default="auto",
+        description="Kernels on a GPU: ours in Triton, or torch's, the yardstick; auto: triton if there.",
+    )
+    enforce_eager: bool = Field(
+        default=False, description="No CUDA graphs: every kernel of a step is launched by itself."
     )
     max_model_len: Annotated[int, Field(gt=0)] | Literal["auto"] | None = Field(
         default=None, description="Longest request in tokens; auto: what fits the KV cache; default: the model's."
     )
     block_size: int = Field(default=16, gt=0, description="Tokens of one KV block.")
+    kv_cache_dtype: Literal["auto", "fp32", "float32", "fp16", "float16", "int8"] = Field(
+        default="auto", description="What keys and values are kept in, on a CPU; auto: as the model is computed."
+    )
     kv_cache_memory: Memory | None = Field(
         default=None, gt=0, description="Memory of the KV cache (2GiB); default: a sensible share of what is free."
+    )
+    gpu_memory_utilization: float = Field(
+        default=0.9, gt=0, le=1, description="Share of a GPU's memory that this node may take, weights and all."
     )
     enable_prefix_caching: bool = Field(default=True, description="Keep freed blocks for prompts that begin alike.")
     max_num_seqs: int = Field(gt=0, description="Requests that run at once.")
@@ -92,6 +108,12 @@ class NodeConfig(ServiceConfig):
     def engine_options(self) -> dict[str, Any]:
         """Settings of the engine that only one kind of node has."""
         return {}
+
+    @model_validator(mode="after")
+    def _says_what_is_long(self) -> Self:
+        if self.max_long_partial_prefills and not self.long_prefill_token_threshold:
+            raise ValueError("max_long_partial_prefills needs long_prefill_token_threshold: it says what is long")
+        return self
 
     @field_validator("listen", "kv_listen", "join")
     @classmethod

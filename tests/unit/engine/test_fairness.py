@@ -175,3 +175,6 @@ def test_limits_that_make_no_sense() -> None:
     for name in ("max_num_partial_prefills", "priority_aging_s", "target_itl_s", "long_prefill_token_threshold"):
         with pytest.raises(ValueError, match=name):
             engine_with(**{name: -1})
+    for name in ("priority_aging_s", "target_itl_s"):
+        with pytest.raises(ValueError, match=name):
+            engine_with(**{name: float("inf")})  # type: ignore[arg-type]

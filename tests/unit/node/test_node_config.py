@@ -60,6 +60,10 @@ def test_the_environment_and_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path:
         (["--model", "/m", "--max-num-seqs", "0"], "greater than 0"),
         (["--model", "/m", "--max-model-len", "most"], "auto"),
         (["--model", "/m", "--cpus", "x"], "CPUs"),
+        (["--model", "/m", "--priority-aging-s", "inf"], "priority_aging_s: Input should be a finite number"),
+        (["--model", "/m", "--max-num-partial-prefills", "-1"], "greater than or equal to 0"),
+        (["--model", "/m", "--max-long-partial-prefills", "2"], "needs long_prefill_token_threshold"),
+        (["--model", "/m", "--swap-space", "1GiB"], "unrecognized arguments: --swap-space"),
     ],
 )
 def test_mistakes_are_explained(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,3 +123,23 @@ def test_speculative_decoding_as_json_in_the_environment_and_in_the_file(
     assert "speculative_config.methods" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         PrefillConfig.load(["--model", "/m", "--speculative-config", given])
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--target-itl-ms", "inf", "target_itl_ms: Input should be a finite number"),
+        ("--speculative-config", "ngram", "speculative_config: a JSON object is wanted, got 'ngram'"),
+        (
+            "--speculative-config",
+            '{"method": "ngram"}',
+            "error: speculative_config.num_speculative_tokens is wanted\n",
+        ),
+    ],
+)
+def test_mistakes_of_decode_nodes_are_explained(
+    option: str, value: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        DecodeConfig.load(["--model", "/m", option, value])
+    assert words in capsys.readouterr().err
