@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kvasir.engine.batch import BatchInputs
+from kvasir.kernels.backend import is_triton
 
 if TYPE_CHECKING:
     from kvasir.kernels.cpu.recording import Buffers
@@ -70,7 +71,7 @@ class RecordedLayers:
 
     def _recorded(self, residual: Tensor, batch: BatchInputs, kv_cache: Tensor) -> _Recorded | None:
         shapes = tuple(tuple(tensor.shape) for tensor in _tensors(batch))
-        key = (kv_cache.data_ptr(), batch.num_decodes, *shapes)
+        key = (kv_cache.data_ptr(), *kv_cache.shape, batch.num_decodes, *shapes)
         if key not in self._recordings:
             recorded = self._record(residual, batch, kv_cache)
             if recorded is None:
@@ -101,7 +102,7 @@ class RecordedLayers:
 def _is_decode_on_cpu(residual: Tensor, batch: BatchInputs) -> bool:
     num_tokens = len(residual)
     is_decode = batch.num_decodes == num_tokens == len(batch.seq_lens)
-    return is_decode and num_tokens <= _MOST_TOKENS and residual.device.type == "cpu"
+    return is_decode and num_tokens <= _MOST_TOKENS and residual.device.type == "cpu" and not is_triton(residual)
 
 
 def _inputs(batch: BatchInputs) -> dict[str, Any]:

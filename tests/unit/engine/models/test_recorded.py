@@ -1,5 +1,6 @@
 """Decode steps from a recording equal those run loop by loop."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,22 @@ def test_recorded_steps_equal_the_others(tmp_path: Path, kind: str, is_recordabl
         assert torch.equal(*caches)
     shapes = {(1, 1), (1, 2), (1, 16), (3, 2), (3, 4), (3, 16), (5, 8)}  # sequences, columns of the block tables
     assert model._recorded.num_recordings == (len(shapes) if is_recordable else 0)
+
+
+@torch.inference_mode()
+def test_another_cache_at_the_same_place_is_another_recording(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "llama")
+    config = read_model_config(tmp_path)
+    model = load_model(tmp_path, config, torch.float32, CPU)
+    tables = rope_tables(config.ropes, config.head_dim, 64)
+    cache = torch.randn(KVCache(kv_layout(config, BLOCK_SIZE, torch.float32), 2 * BLOCKS_A_SEQUENCE, CPU).data.shape)
+    for block_size in (BLOCK_SIZE, 2 * BLOCK_SIZE):
+        shape = (-1, *cache.shape[1:4], block_size, config.head_dim)
+        batch = build_batch([_next_token(0, 6)], block_size, tables, CPU)
+        hidden, residual = torch.zeros(1, config.hidden_size), torch.randn(1, config.hidden_size)
+        batch = replace(batch, block_tables=batch.block_tables.new_tensor([[0, 1]]))  # as wide for both
+        plain = model._through_layers(hidden.clone(), residual.clone(), batch, cache.clone().view(shape))
+        assert torch.equal(plain, model._recorded(hidden, residual, batch, cache.view(shape)))
 
 
 @torch.inference_mode()
