@@ -7,12 +7,14 @@ query_starts                0              4                  10     of the pref
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from kvasir.engine.cuda_upload import upload
 from kvasir.engine.models.rope import RopeTable
 from kvasir.engine.step import Chunk, StepPlan
 
@@ -39,9 +41,54 @@ def decodes_first(plan: StepPlan) -> list[Chunk]:
     return sorted(plan.chunks, key=lambda chunk: chunk.num_tokens > 1)
 
 
-def build_batch(
-    chunks: list[Chunk], block_size: int, rope_tables: Sequence[RopeTable], device: torch.device
-) -> BatchInputs:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostBatch:
+    """The same before it goes to the device, with positions [T] int64 in place of their rotations."""
+
+    num_decodes: int
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    slot_mapping: NDArray[np.int64]
+    block_tables: NDArray[np.int32]
+    seq_lens: NDArray[np.int32]
+    query_starts: NDArray[np.int32]
+    sampled_tokens: NDArray[np.int64]
+
+    def padded(self, num_sequences: int) -> "HostBatch":
+        """A batch of decodes alone, with more sequences behind them: of no tokens, and written nowhere."""
+        missing = num_sequences - len(self.seq_lens)
+        if missing == 0:
+            return self
+        zeros = np.zeros(missing, np.int64)
+        return replace(
+            self,
+            num_decodes=num_sequences,
+            token_ids=np.concatenate((self.token_ids, zeros)),
+            positions=np.concatenate((self.positions, zeros)),
+            slot_mapping=np.concatenate((self.slot_mapping, zeros - 1)),
+            block_tables=np.pad(self.block_tables, ((0, missing), (0, 0))),
+            seq_lens=np.concatenate((self.seq_lens, zeros.astype(np.int32))),
+        )
+
+    def on_device(self, rope_tables: Sequence[RopeTable], device: torch.device) -> BatchInputs:
+        arrays = (
+            self.token_ids, self.positions, self.slot_mapping, self.block_tables, self.seq_lens, self.query_starts,
+            self.sampled_tokens,
+        )  # fmt: skip
+        token_ids, at, slot_mapping, block_tables, seq_lens, query_starts, sampled_tokens = upload(arrays, device)
+        return BatchInputs(
+            num_decodes=self.num_decodes,
+            token_ids=token_ids,
+            ropes=tuple((cos[at], sin[at]) for cos, sin in rope_tables),
+            slot_mapping=slot_mapping,
+            block_tables=block_tables,
+            seq_lens=seq_lens,
+            query_starts=query_starts,
+            sampled_tokens=sampled_tokens,
+        )
+
+
+def host_batch(chunks: list[Chunk], block_size: int) -> HostBatch:
     num_tokens = np.array([chunk.num_tokens for chunk in chunks])
     starts = np.array([chunk.start for chunk in chunks])
     ends_in_batch = np.cumsum(num_tokens)
@@ -51,28 +98,29 @@ def build_batch(
     slots = block_tables[sequence, positions // block_size].astype(np.int64) * block_size + positions % block_size
     num_decodes = int((num_tokens == 1).sum())
     query_starts = np.concatenate(([0], np.cumsum(num_tokens[num_decodes:])))
-
-    def on_device(array: np.ndarray, dtype: torch.dtype) -> Tensor:
-        return torch.from_numpy(array).to(device, dtype)
-
-    at = on_device(positions, torch.int64)
-    return BatchInputs(
+    return HostBatch(
         num_decodes=num_decodes,
-        token_ids=on_device(_token_ids(chunks), torch.int64),
-        ropes=tuple((cos[at], sin[at]) for cos, sin in rope_tables),
-        slot_mapping=on_device(slots, torch.int64),
-        block_tables=on_device(block_tables, torch.int32),
-        seq_lens=on_device(starts + num_tokens, torch.int32),
-        query_starts=on_device(query_starts, torch.int32),
-        sampled_tokens=on_device(_sampled_tokens(chunks, ends_in_batch.tolist()), torch.int64),
+        token_ids=_token_ids(chunks),
+        positions=positions,
+        slot_mapping=slots,
+        block_tables=block_tables,
+        seq_lens=(starts + num_tokens).astype(np.int32),
+        query_starts=query_starts.astype(np.int32),
+        sampled_tokens=_sampled_tokens(chunks, ends_in_batch.tolist()),
     )
 
 
-def _token_ids(chunks: list[Chunk]) -> np.ndarray:
+def build_batch(
+    chunks: list[Chunk], block_size: int, rope_tables: Sequence[RopeTable], device: torch.device
+) -> BatchInputs:
+    return host_batch(chunks, block_size).on_device(rope_tables, device)
+
+
+def _token_ids(chunks: list[Chunk]) -> NDArray[np.int64]:
     ids: list[int] = []
     for chunk in chunks:
         ids += tokens_between(chunk, chunk.start, chunk.end)
-    return np.array(ids)
+    return np.array(ids, dtype=np.int64)
 
 
 def tokens_between(chunk: Chunk, start: int, end: int) -> list[int]:
@@ -86,7 +134,7 @@ def tokens_between(chunk: Chunk, start: int, end: int) -> list[int]:
     return tokens + request.draft_token_ids[: end - start - len(tokens)]
 
 
-def _sampled_tokens(chunks: list[Chunk], ends_in_batch: list[int]) -> np.ndarray:
+def _sampled_tokens(chunks: list[Chunk], ends_in_batch: list[int]) -> NDArray[np.int64]:
     """The last token of each chunk that gives a next token, and those before its drafts."""
     indices: list[int] = []
     for chunk, end in zip(chunks, ends_in_batch, strict=True):
@@ -95,7 +143,7 @@ def _sampled_tokens(chunks: list[Chunk], ends_in_batch: list[int]) -> np.ndarray
     return np.array(indices, dtype=np.int64)
 
 
-def _block_tables(chunks: list[Chunk], block_size: int) -> np.ndarray:
+def _block_tables(chunks: list[Chunk], block_size: int) -> NDArray[np.int32]:
     lengths = [-(-chunk.end // block_size) for chunk in chunks]
     tables = np.zeros((len(chunks), max(lengths)), dtype=np.int32)
     for row, (chunk, length) in enumerate(zip(chunks, lengths, strict=True)):

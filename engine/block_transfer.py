@@ -4,10 +4,12 @@
                                     v
     this stream                     | pack | to the host |e'|           e': the payloads are there
 
-On a CPU, all of it is done when the call returns. Not thread-safe: the engine's thread owns it.
+On a CPU, all of it is done when the call returns. Any thread may call, with events of its own to be waited for.
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +18,8 @@ from torch import Tensor
 from kvasir.engine.blocks import BlockId
 from kvasir.kernels.block_bytes import pool_bytes
 from kvasir.kernels.pack_blocks import Codec, pack_blocks, payload_bytes, unpack_blocks
+
+Events = Sequence["torch.cuda.Event"]
 
 _ALIGNMENT_BYTES = 32  # where a row of staging begins: the kernels' widest stores
 
@@ -71,10 +75,14 @@ class BlockTransfer:
         for _ in range(num_buffers):
             host = torch.empty(shape, dtype=torch.uint8, pin_memory=is_cuda)
             self._free.append(_Buffer(host, torch.empty_like(host, device=kv_cache.device) if is_cuda else host))
+        self._lock = threading.Lock()  # of the buffers, and of an event together with what it is recorded behind
         self._landing: torch.cuda.Event | None = None
 
-    def gather(self, blocks: Sequence[BlockId]) -> Gathered | None:
-        """Pack these blocks as they are after what has been launched so far. None: all buffers are in use."""
+    def gather(self, blocks: Sequence[BlockId], after: "Events | None" = None) -> Gathered | None:
+        """Pack these blocks as they are after these events; None: after what this thread has launched so far.
+
+        None is returned where all buffers are in use.
+        """
         buffer = self._take(blocks)
         if buffer is None:
             return None
@@ -82,8 +90,7 @@ class BlockTransfer:
         if self._stream is None:
             self._pack(blocks, buffer.staging[rows])
         else:
-            self._stream.wait_stream(torch.cuda.current_stream(self._kv_cache.device))
-            with torch.cuda.stream(self._stream):
+            with self._beside(self._stream, after):
                 self._pack(blocks, buffer.staging[rows])
                 buffer.host[rows].copy_(buffer.staging[rows], non_blocking=True)
                 buffer.done = self._stream.record_event()
@@ -94,12 +101,14 @@ class BlockTransfer:
         if gathered._is_released:
             raise RuntimeError("released twice")
         gathered._is_released = True
-        self._free.append(gathered._buffer)
+        with self._lock:
+            self._free.append(gathered._buffer)
 
-    def scatter(self, blocks: Sequence[BlockId], payloads: Sequence[memoryview]) -> bool:
-        """Unpack into these blocks, all different; the payloads have been read when it returns.
+    def scatter(self, blocks: Sequence[BlockId], payloads: Sequence[memoryview], after: "Events | None" = None) -> bool:
+        """Unpack into these blocks, all different, after these events; None: after what this thread has launched.
 
-        False: all buffers are in use, and nothing has been done. Whoever reads the blocks calls `join` before.
+        The payloads have been read when it returns. False: all buffers are in use, and nothing has been done. Whoever
+        reads the blocks waits for `landing` before.
         """
         if any(payload.nbytes != self.payload_bytes for payload in payloads) or len(payloads) != len(blocks):
             raise ValueError(f"{len(blocks)} payloads of {self.payload_bytes} bytes expected")
@@ -112,19 +121,42 @@ class BlockTransfer:
         if self._stream is None:
             self._unpack(buffer.staging[rows], blocks)
         else:
-            self._stream.wait_stream(torch.cuda.current_stream(self._kv_cache.device))
-            with torch.cuda.stream(self._stream):
+            with self._beside(self._stream, after):
                 buffer.staging[rows].copy_(buffer.host[rows], non_blocking=True)
                 self._unpack(buffer.staging[rows], blocks)
                 buffer.done = self._landing = self._stream.record_event()
-        self._free.append(buffer)
+        with self._lock:
+            self._free.append(buffer)
         return True
 
+    @property
+    def landing(self) -> "torch.cuda.Event | None":
+        """Behind all that was scattered so far; None: on a CPU, or nothing was."""
+        return self._landing
+
     def join(self) -> None:
-        """What is launched from now on sees all that was scattered. The host does not wait."""
-        if self._landing is not None:
-            torch.cuda.current_stream(self._kv_cache.device).wait_event(self._landing)
-            self._landing = None
+        """What this thread launches from now on sees all that was scattered. The host does not wait."""
+        landing = self._landing
+        if landing is not None:
+            torch.cuda.current_stream(self._kv_cache.device).wait_event(landing)
+
+    def wait(self) -> None:
+        """Until one of the buffers that nobody holds is idle, if there is one."""
+        with self._lock:
+            event = next((buffer.done for buffer in self._free), None)  # the first was given back first
+        if event is not None:
+            event.synchronize()
+
+    @contextmanager
+    def _beside(self, stream: "torch.cuda.Stream", after: "Events | None") -> Iterator[None]:
+        """What is launched within goes to this stream, behind these events; nothing comes between."""
+        launched = torch.cuda.current_stream(self._kv_cache.device)
+        with self._lock, torch.cuda.stream(stream):
+            if after is None:
+                stream.wait_stream(launched)
+            for event in after or ():
+                stream.wait_event(event)
+            yield
 
     def _take(self, blocks: Sequence[BlockId]) -> _Buffer | None:
         if not 0 < len(blocks) <= self._max_blocks:
@@ -132,9 +164,10 @@ class BlockTransfer:
         num_blocks = len(self._kv_cache)
         if not all(0 <= block < num_blocks for block in blocks):
             raise IndexError(f"blocks {min(blocks)} to {max(blocks)} of {num_blocks}")
-        for index, buffer in enumerate(self._free):
-            if buffer.is_idle():
-                return self._free.pop(index)
+        with self._lock:
+            for index, buffer in enumerate(self._free):
+                if buffer.is_idle():
+                    return self._free.pop(index)
         return None
 
     def _pack(self, blocks: Sequence[BlockId], staging: Tensor) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 
 from kvasir.engine.blocks import KVLayout
+from kvasir.engine.cuda_graphs import CudaCapture, can_be_captured
+from kvasir.engine.cuda_memory import kv_budget_bytes, profile_memory
 from kvasir.engine.engine import Engine
 from kvasir.engine.grammar import Grammars
 from kvasir.engine.host_blocks import HostBlocks
@@ -16,13 +18,14 @@ from kvasir.engine.limits import Limits
 from kvasir.engine.model_runner import Model, ModelRunner
 from kvasir.engine.models import read_model_config
 from kvasir.engine.models.config import ModelConfig, UnsupportedModel, eos_token_ids
-from kvasir.engine.models.loader import choose_dtype, load_model
+from kvasir.engine.models.loader import choose_dtype, load_model, quantization_on
 from kvasir.engine.scheduler import Scheduler
 from kvasir.engine.settings import EngineSettings
 from kvasir.engine.speculation.build import build_speculator, load_draft, share_of_target
 from kvasir.engine.swap_space import SwapSpace
 from kvasir.engine.tensor_parallel.group import check_shares
 from kvasir.engine.tensor_parallel.model import load_sharded
+from kvasir.kernels import backend
 
 log = logging.getLogger(__name__)
 
@@ -44,19 +47,20 @@ class ModelInfo:
 
 def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
     """Takes seconds: reads the weights, touches the cache's memory, compiles and warms up the kernels."""
+    backend.use(settings.attention_backend)
     if settings.num_threads > 0:
         torch.set_num_threads(settings.num_threads)
     directory, device = Path(settings.model), torch.device(settings.device)
     config = read_model_config(directory)
     max_model_len = _max_model_len(settings, config)
-    config = replace(config.for_length(max_model_len), quantization=settings.quantization)
+    config = replace(config.for_length(max_model_len), quantization=quantization_on(device, settings.quantization))
     dtype = choose_dtype(settings.dtype, config, device)
     layout = kv_layout(config, settings.block_size, dtype)
     draft = load_draft(settings, directory, config, max_model_len, device)
     if settings.tensor_parallel_size > 1:
         _check_parallel(settings, config, device)
     model: Model | None = None if settings.tensor_parallel_size > 1 else load_model(directory, config, dtype, device)
-    budget_bytes = settings.kv_cache_memory or default_budget_bytes(device)
+    budget_bytes = settings.kv_cache_memory or _budget_bytes(settings, model, layout, max_model_len, device)
     num_blocks = num_blocks_that_fit(share_of_target(budget_bytes, layout, draft), layout)
     if settings.max_model_len == "auto":
         max_model_len = min(max_model_len, num_blocks * settings.block_size)
@@ -77,6 +81,8 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
         kv_cache = KVCache(layout, num_blocks, device)
     runner = ModelRunner(model, kv_cache, info.max_model_len)
     runner.warm_up()
+    if not settings.enforce_eager and can_be_captured(config, kv_cache.data):
+        runner.capture_decodes(settings.max_num_seqs, CudaCapture())
     log.info("%s in %s on %s, %d threads", info.name, info.dtype, device, torch.get_num_threads())
     log.info("%s", capacity_of(num_blocks, settings.block_size, info.max_model_len))
     scheduler = Scheduler(_limits(settings, info, num_blocks), info.kv_identity)
@@ -86,6 +92,17 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
     engine = Engine(scheduler, runner, grammars=grammars, speculator=speculator)
     engine.on_close = on_close
     return engine, kv_cache, info
+
+
+def _budget_bytes(
+    settings: EngineSettings, model: Model | None, layout: KVLayout, max_model_len: int, device: torch.device
+) -> int:
+    if model is None or device.type == "cpu":
+        return default_budget_bytes()
+    profile = profile_memory(
+        model, layout, max_model_len, settings.max_num_batched_tokens, settings.max_num_seqs, device
+    )
+    return kv_budget_bytes(profile, settings.gpu_memory_utilization)
 
 
 def _check_parallel(settings: EngineSettings, config: ModelConfig, device: torch.device) -> None:

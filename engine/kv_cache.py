@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from kvasir.engine.blocks import BlockId, KVLayout
+from kvasir.engine.cuda_blocks import DeviceBlocks
 from kvasir.engine.models.config import ModelConfig
-from kvasir.kernels.block_bytes import block_bytes, pool_bytes, write_block_bytes
+from kvasir.kernels.block_bytes import pool_bytes
 
 # Shapes: N blocks  L layers  K KV heads  B tokens a block  D head dim
 
@@ -16,7 +17,10 @@ _DEFAULT_MAX_BYTES = 4 << 30
 
 
 class KVCache:
-    """`data` is [N, L, 2, K, B, D]; the 2 are keys and values."""
+    """`data` is [N, L, 2, K, B, D]; the 2 are keys and values.
+
+    `read` and `write` are for any thread, all else is for the engine's.
+    """
 
     def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device, data: Tensor | None = None) -> None:
         self.layout = layout
@@ -26,6 +30,7 @@ class KVCache:
         self.data = torch.zeros(shape, dtype=getattr(torch, layout.dtype), device=device) if data is None else data
         pool = self.pool
         self._bytes = None if pool is None else pool.cast("B")  # made once: a view costs more than a small block
+        self._beside = DeviceBlocks(self.data) if self.data.is_cuda else None
 
     @property
     def pool(self) -> memoryview | None:
@@ -34,17 +39,38 @@ class KVCache:
 
     def read(self, block_id: BlockId) -> memoryview:
         """The block's bytes; on a CPU the cache's own memory, without a copy."""
-        return block_bytes(self.data, block_id) if self._bytes is None else self._slice(self._bytes, block_id)
+        if self._beside is not None:
+            return self._beside.read(block_id)
+        assert self._bytes is not None
+        return self._slice(self._bytes, block_id)
 
     def copy(self, source: BlockId, target: BlockId) -> None:
+        self.join()
         self.data[target].copy_(self.data[source])
+        self.mark()
 
     def write(self, block_id: BlockId, payload: memoryview) -> None:
         """Fill the block with exactly `layout.bytes_per_block` bytes."""
-        if self._bytes is None:
-            write_block_bytes(self.data, block_id, payload)
+        if self._beside is not None:
+            self._beside.write(block_id, payload)
         else:
+            assert self._bytes is not None
             self._slice(self._bytes, block_id)[:] = payload
+
+    def join(self) -> None:
+        """On a GPU: what is launched from now on sees all blocks that were written."""
+        if self._beside is not None:
+            self._beside.join()
+
+    def mark(self) -> None:
+        """On a GPU: whoever reads or writes a block waits for what has been launched so far, and for nothing later."""
+        if self._beside is not None:
+            self._beside.mark()
+
+    def wait(self) -> None:
+        """On a GPU: until it has come to the last `mark`."""
+        if self._beside is not None:
+            self._beside.wait()
 
     def _slice(self, pool: memoryview, block_id: BlockId) -> memoryview:
         if not 0 <= block_id < self.num_blocks:
@@ -73,12 +99,9 @@ def num_blocks_that_fit(budget_bytes: int, layout: KVLayout) -> int:
     return num_blocks
 
 
-def default_budget_bytes(device: torch.device) -> int:
-    """A share of what is free now."""
-    if device.type == "cpu":
-        return min(int(_available_bytes() * _DEFAULT_SHARE), _DEFAULT_MAX_BYTES)
-    free_bytes, _ = torch.cuda.mem_get_info(device)
-    return int(free_bytes * 0.9)
+def default_budget_bytes() -> int:
+    """On a CPU, a share of what is free now."""
+    return min(int(_available_bytes() * _DEFAULT_SHARE), _DEFAULT_MAX_BYTES)
 
 
 def _available_bytes() -> int:

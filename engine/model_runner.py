@@ -8,8 +8,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvasir.engine.batch import BatchInputs, build_batch, decodes_first
-from kvasir.engine.blocks import BlockId
+from kvasir.engine.batch import BatchInputs, HostBatch, decodes_first, host_batch
+from kvasir.engine.blocks import BlockId, num_blocks_for
+from kvasir.engine.cuda_graphs import Capture, DecodeGraphs, captured_sizes
+from kvasir.engine.cuda_sampler import rows_of, sample_on_device, samples_on_device
 from kvasir.engine.grammar_step import GrammarMasks, Masks
 from kvasir.engine.kv_cache import KVCache
 from kvasir.engine.models.config import ModelConfig
@@ -44,26 +46,53 @@ class ModelRunner:
         self._device = kv_cache.data.device
         tables = rope_tables(model.config.ropes, model.config.head_dim, max_model_len)
         self._rope_tables = [(cos.to(self._device), sin.to(self._device)) for cos, sin in tables]
+        self._max_blocks = num_blocks_for(max_model_len, kv_cache.layout.block_size)
         self._grammar_masks = GrammarMasks()
+        self._graphs: DecodeGraphs | None = None
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> dict[RequestId, Sampled]:
+        """Waits for a GPU once, for the tokens; twice or more where logprobs or grammars ask for it."""
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # of this thread: kernels are launched there
         chunks = decodes_first(plan)
-        batch = build_batch(chunks, self._kv_cache.layout.block_size, self._rope_tables, self._device)
+        batch = host_batch(chunks, self._kv_cache.layout.block_size)
         masks = self._grammar_masks.start([one for chunk in chunks for one in chunk.samplers])
-        hidden = self._model.forward(batch, self._kv_cache.data)
-        return self._score(chunks, hidden, self._sample(chunks, batch, hidden, masks))
+        self._kv_cache.join()
+        hidden, sampled_tokens = self._forward(batch)
+        self._kv_cache.mark()
+        sampled = self._score(chunks, hidden, self._sample(chunks, sampled_tokens, hidden, masks))
+        if not sampled:
+            self._kv_cache.wait()  # a step ends when it is computed: its blocks are final, and its time is known
+        return sampled
+
+    @torch.inference_mode()
+    def capture_decodes(self, max_num_seqs: int, capture: Capture) -> None:
+        """From now on, steps of decodes alone are replayed. Takes a fraction of a second for each captured size."""
+        self._graphs = DecodeGraphs(
+            lambda batch: self._model.forward(batch, self._kv_cache.data), self._rope_tables,
+            captured_sizes(max_num_seqs), self._max_blocks, self._device, capture,
+        )  # fmt: skip
 
     def copy_block(self, source: BlockId, target: BlockId) -> None:
         self._kv_cache.copy(source, target)
 
+    def _forward(self, host: HostBatch) -> tuple[Tensor, Tensor]:
+        """-> hidden [T, C], with padding behind it where it was replayed; sampled_tokens [R]"""
+        size = None if self._graphs is None else self._graphs.size_for(host)
+        if self._graphs is None or size is None:
+            batch = host.on_device(self._rope_tables, self._device)
+            return self._model.forward(batch, self._kv_cache.data), batch.sampled_tokens
+        batch = host.padded(size).on_device(self._rope_tables, self._device)
+        return self._graphs.run(batch), batch.sampled_tokens
+
     def _sample(
-        self, chunks: list[Chunk], batch: BatchInputs, hidden: Tensor, masks: "Future[Masks]"
+        self, chunks: list[Chunk], sampled_tokens: Tensor, hidden: Tensor, masks: "Future[Masks]"
     ) -> dict[RequestId, Sampled]:
-        """hidden [T, C]; requests that sample from one chunk get the very same logits"""
-        if not len(batch.sampled_tokens):
+        """hidden [T, C], sampled_tokens [R]; requests that sample from one chunk get the very same logits"""
+        if not len(sampled_tokens):
             return {}
-        logits = self._model.logits(hidden[batch.sampled_tokens])
+        logits = self._model.logits(hidden[sampled_tokens])
         requests: list[Request] = []
         rows: list[int] = []
         drafts: dict[RequestId, list[int]] = {}
@@ -78,8 +107,9 @@ class ModelRunner:
                     drafts[request.request_id] = request.draft_token_ids[: chunk.num_drafts]
             first = end
         if len(rows) > len(logits):
-            logits = logits[rows]
-        sampled = sample(logits, requests, masks.result(), drafts)
+            logits = rows_of(logits, rows)
+        choose = sample_on_device if samples_on_device(logits) else sample
+        sampled = choose(logits, requests, masks.result(), drafts)
         return {request.request_id: one for request, one in zip(requests, sampled, strict=True)}
 
     def _score(

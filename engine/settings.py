@@ -11,13 +11,17 @@ class EngineSettings:
     model: str  # a Hugging Face model directory
     role: Literal["prefill", "decode"] = "decode"
     dtype: str = "auto"  # the checkpoint's; on a CPU float32
-    quantization: Literal["none", "fp16", "int8", "int4"] = "none"  # of the weights of linear layers, on a CPU
+    # Of the weights of linear layers; on a CPU fp16, int8 and int4, on a GPU int8 and fp8.
+    quantization: Literal["none", "fp16", "int8", "int4", "fp8"] = "none"
     device: str = "cpu"
+    attention_backend: Literal["auto", "triton", "torch"] = "auto"  # of all kernels, in the whole process
+    enforce_eager: bool = False  # no CUDA graphs
     tensor_parallel_size: int = 1  # ranks, processes of this machine, that compute the model together
     num_threads: int = 0  # compute threads, on a CPU; 0: as many as torch chooses
     max_model_len: int | Literal["auto"] | None = None  # None: what the model allows; auto: and the KV cache holds
     block_size: int = 16
-    kv_cache_memory: int | None = None  # bytes; None: a share of what is free
+    kv_cache_memory: int | None = None  # bytes; None: a share of what is free, on a GPU told by a profile run
+    gpu_memory_utilization: float = 0.9  # of its memory, all that this process may take
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     long_prefill_token_threshold: int = 0

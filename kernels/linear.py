@@ -9,17 +9,21 @@ import torch
 from torch import Tensor
 
 from kvasir.kernels.quantized import GroupedWeight, quantize
+from kvasir.kernels.quantized_linear import quantize_weight, quantized_linear
 
 # Shapes: T tokens  I inputs  O outputs
 
-Quantization = Literal["none", "fp16", "int8", "int4"]
+Quantization = Literal["none", "fp16", "int8", "int4", "int8-rows", "fp8"]
 
 _quantization: ContextVar[Quantization] = ContextVar("quantization", default="none")
 
 
 @contextmanager
 def quantizing(how: Quantization) -> Iterator[None]:
-    """How each PackedLinear that is made within keeps its weight: as it is, in 16 bits, or in groups of 8 or 4."""
+    """How each PackedLinear that is made within keeps its weight: as it is, in 16 bits, or in 8 or 4 with scales.
+
+    On a CPU: fp16; int8 and int4, a scale for each group of inputs. On a GPU: int8-rows and fp8, one for each output.
+    """
     token = _quantization.set(how)
     try:
         yield
@@ -38,8 +42,13 @@ class PackedLinear:
         self.num_outputs = weight.shape[0]
         self._bias = bias
         self._plain: Tensor | None = None
+        self._scaled: tuple[Tensor, Tensor] | None = None
         if isinstance(weight, Tensor) and not is_packable(weight):
-            self._plain = weight
+            how = "none" if is_exact else _quantization.get()
+            if how in ("int8-rows", "fp8"):
+                self._scaled = quantize_weight(weight, torch.int8 if how == "int8-rows" else torch.float8_e4m3fn)
+            else:
+                self._plain = weight
             return
         from kvasir.kernels.cpu.panel_tile import CONVERTS_FLOAT16
         from kvasir.kernels.cpu.panels import pack, pack_grouped
@@ -62,6 +71,8 @@ class PackedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         if self._plain is not None:
             return torch.nn.functional.linear(x, self._plain, self._bias)
+        if self._scaled is not None:
+            return quantized_linear(x, *self._scaled, self._bias)
         out = x.new_empty(len(x), self.num_outputs)
         self._panels.multiply(x, self._bias, out)
         return out

@@ -15,6 +15,8 @@ from kvasir.kernels.backend import is_triton
 
 # Shapes: R rows  V vocabulary  E entries of a sparse list
 
+MAX_VOCABULARY = 1 << 18  # of the kernel
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bias:

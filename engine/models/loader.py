@@ -15,7 +15,7 @@ from kvasir.engine.models import model_class
 from kvasir.engine.models.config import ModelConfig, UnsupportedModel
 from kvasir.engine.models.llama import LlamaForCausalLM
 from kvasir.engine.models.packed_checkpoint import Packing, UnsupportedPacking
-from kvasir.kernels.linear import quantizing
+from kvasir.kernels.linear import Quantization, quantizing
 from kvasir.kernels.quantized import GroupedWeight
 
 log = logging.getLogger(__name__)
@@ -25,8 +25,10 @@ _LOG_EVERY_S = 2.0
 
 def load_model(directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LlamaForCausalLM:
     """The model with its weights. UnsupportedModel: a tensor is missing, or not what it should be; with its name."""
-    if config.quantization != "none" and (device.type != "cpu" or dtype != torch.float32):
+    if config.quantization in ("fp16", "int8", "int4") and (device.type != "cpu" or dtype != torch.float32):
         raise UnsupportedModel(f"quantization {config.quantization} wants a CPU and float32, not {device} and {dtype}")
+    if config.quantization in ("int8-rows", "fp8") and device.type == "cpu":
+        raise UnsupportedModel(f"quantization {config.quantization} wants a GPU")
     if config.quantization != "none" and config.packing is not None:
         raise UnsupportedModel(f"the checkpoint is quantized already ({config.packing.method})")
     with open_checkpoint(directory) as checkpoint, quantizing(config.quantization):
@@ -52,6 +54,11 @@ def _unpacked(packing: Packing, layer: str, checkpoint: "Checkpoint") -> Grouped
         return packing.weight(layer, checkpoint.tensor)
     except UnsupportedPacking as error:
         raise UnsupportedModel(str(error)) from error
+
+
+def quantization_on(device: torch.device, option: Quantization) -> Quantization:
+    """int8 is by groups on a CPU and by rows on a GPU: not the same weights, so what it is called differs too."""
+    return "int8-rows" if option == "int8" and device.type != "cpu" else option
 
 
 class _Progress:

@@ -16,11 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvasir.kernels.sample import SamplingTensors, add_bias, tokens_seen
+from kvasir.kernels.sample import MAX_VOCABULARY, SamplingTensors, add_bias, tokens_seen
 
 # Shapes: R rows  V vocabulary
 
-_MAX_VOCABULARY = 1 << 18
 _BLOCK_V = 8192  # 16 values a thread, all that the accumulators of a search leave room for
 _UNITS = tl.constexpr(float(1 << 44))
 _MIN_TEMPERATURE = tl.constexpr(1e-30)  # below it, the inverse could overflow; the best is all that is left long before
@@ -29,7 +28,7 @@ _MIN_TEMPERATURE = tl.constexpr(1e-30)  # below it, the inverse could overflow; 
 def sample(logits: Tensor, params: SamplingTensors) -> Tensor:
     """As in `kvasir.kernels.sample`. V is at most 2^18."""
     num_rows, vocabulary = logits.shape
-    assert vocabulary <= _MAX_VOCABULARY, f"{vocabulary} tokens: their weights could come to more than 63 bits"
+    assert vocabulary <= MAX_VOCABULARY, f"{vocabulary} tokens: their weights could come to more than 63 bits"
     assert logits.stride(1) == 1, "the kernel reads rows of V"
     is_processed = any(asked is not None for asked in (params.bias, params.penalties, params.allowed))
     if is_processed:

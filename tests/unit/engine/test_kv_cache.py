@@ -30,4 +30,4 @@ def test_budget() -> None:
 
 
 def test_the_default_budget_leaves_most_of_the_memory_to_others() -> None:
-    assert 0 < default_budget_bytes(CPU) <= 4 << 30
+    assert 0 < default_budget_bytes() <= 4 << 30
