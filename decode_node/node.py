@@ -226,20 +226,25 @@ class DecodeNode(Node[DecodeRequest]):
             lost = set(result.missing)
             full = (block.index for block in wanted if block.num_tokens == self.limits.block_size)
             entry.fetched.update(index for index in full if index not in lost)
-            self._note_stored(entry, lost)
+            self._note_stored(entry, admitted, lost)
         finally:
             self.loading_done(entry.request_id)
         if self.in_flight.get(entry.request_id) is not entry or admitted.is_again:
             return
         entry.session.tell(common_pb2.StepOutput(transfers=[self._report(entry, admitted, wanted, result)]))
 
-    def _note_stored(self, entry: DecodeRequest, lost: set[int]) -> None:
-        """What the engine may ask for once more, if it has to take the request's blocks away; and what that costs."""
+    def _note_stored(self, entry: DecodeRequest, admitted: Admitted, lost: set[int]) -> None:
+        """What the engine may ask for once more, if it has to take the request's blocks away; and what that costs.
+
+        The engine's thread reads it: of this request not before `loading_done`, and a float is always whole.
+        """
         if not self.parts.connector.is_store:
             return  # a peer lets go of what has been fetched
         block_size = self.limits.block_size
-        num_blocks = min(lost, default=entry.request.num_tokens_at_arrival // block_size)
-        entry.request.num_stored_tokens = num_blocks * block_size
+        request = entry.request
+        num_asked = request.num_stored_tokens if admitted.is_again else request.num_tokens_at_arrival
+        num_blocks = min(lost, default=num_asked // block_size)
+        request.num_stored_tokens = num_blocks * block_size
         rate = self.receiver.rates.of(self.parts.connector.name).rate
         if rate is not None:
             num_bytes = self.parts.memory.layout.bytes_per_block
