@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NewType
 
+from kvasir.kernels.kv_dtypes import row_bytes
+
 BlockId = NewType("BlockId", int)  # index into ONE node's KV cache; meaningless on any other node
 
 
@@ -16,13 +18,13 @@ class KVLayout:
     total_kv_heads: int
     head_dim: int
     block_size: int
-    dtype: str  # "float32", "bfloat16", "float16"
+    dtype: str  # "float32", "bfloat16", "float16", "int8"
     first_kv_head: int = 0
 
     @property
     def bytes_per_block(self) -> int:
-        itemsize = {"float32": 4, "bfloat16": 2, "float16": 2}[self.dtype]
-        return 2 * self.num_layers * self.num_kv_heads * self.block_size * self.head_dim * itemsize
+        num_rows = 2 * self.num_layers * self.num_kv_heads * self.block_size
+        return num_rows * row_bytes(self.dtype, self.head_dim)
 
 
 def num_blocks_for(num_tokens: int, block_size: int) -> int:

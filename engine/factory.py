@@ -13,7 +13,7 @@ from kvasir.engine.engine import Engine
 from kvasir.engine.grammar import Grammars
 from kvasir.engine.host_blocks import HostBlocks
 from kvasir.engine.identity import kv_identity
-from kvasir.engine.kv_cache import KVCache, default_budget_bytes, kv_layout, num_blocks_that_fit
+from kvasir.engine.kv_cache import KVCache, check_kv_dtype, default_budget_bytes, kv_layout, num_blocks_that_fit
 from kvasir.engine.limits import Limits
 from kvasir.engine.model_runner import Model, ModelRunner
 from kvasir.engine.models import read_model_config
@@ -55,7 +55,8 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
     max_model_len = _max_model_len(settings, config)
     config = replace(config.for_length(max_model_len), quantization=quantization_on(device, settings.quantization))
     dtype = choose_dtype(settings.dtype, config, device)
-    layout = kv_layout(config, settings.block_size, dtype)
+    layout = kv_layout(config, settings.block_size, dtype, settings.kv_cache_dtype)
+    check_kv_dtype(layout, dtype, device)
     draft = load_draft(settings, directory, config, max_model_len, device)
     if settings.tensor_parallel_size > 1:
         _check_parallel(settings, config, device)
@@ -70,13 +71,13 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
         vocab_size=config.vocab_size,
         eos_token_ids=eos_token_ids(directory),
         max_model_len=max_model_len,
-        dtype=layout.dtype,
+        dtype=str(dtype).removeprefix("torch."),
         layout=layout,
     )
     on_close = None
     if model is None:
         size = settings.tensor_parallel_size
-        model, kv_cache, on_close = load_sharded(directory, config, layout, num_blocks, size, max_model_len)
+        model, kv_cache, on_close = load_sharded(directory, config, dtype, layout, num_blocks, size, max_model_len)
     else:
         kv_cache = KVCache(layout, num_blocks, device)
     runner = ModelRunner(model, kv_cache, info.max_model_len)
@@ -84,7 +85,7 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
     if not settings.enforce_eager and can_be_captured(config, kv_cache.data):
         runner.capture_decodes(settings.max_num_seqs, CudaCapture())
     log.info("%s in %s on %s, %d threads", info.name, info.dtype, device, torch.get_num_threads())
-    log.info("%s", capacity_of(num_blocks, settings.block_size, info.max_model_len))
+    log.info("%s, in %s", capacity_of(num_blocks, settings.block_size, info.max_model_len), layout.dtype)
     scheduler = Scheduler(_limits(settings, info, num_blocks), info.kv_identity)
     scheduler.tables.swap = _swap_space(settings, kv_cache)
     grammars = Grammars(directory / "tokenizer.json", info.vocab_size, info.eos_token_ids)

@@ -7,17 +7,19 @@ from torch import Tensor
 
 from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.engine.cuda_blocks import DeviceBlocks
-from kvasir.engine.models.config import ModelConfig
+from kvasir.engine.models.config import ModelConfig, UnsupportedModel
 from kvasir.kernels.block_bytes import pool_bytes
+from kvasir.kernels.kv_dtypes import SCALE_BYTES, row_length
 
 # Shapes: N blocks  L layers  K KV heads  B tokens a block  D head dim
 
 _DEFAULT_SHARE = 0.1  # of the memory that is free, since several nodes may share a machine
 _DEFAULT_MAX_BYTES = 4 << 30
+KV_CACHE_DTYPES = {"fp32": "float32", "float32": "float32", "fp16": "float16", "float16": "float16", "int8": "int8"}
 
 
 class KVCache:
-    """`data` is [N, L, 2, K, B, D]; the 2 are keys and values.
+    """`data` is [N, L, 2, K, B, D]; the 2 are keys and values. What it is in int8, with scales, kernels know.
 
     `read` and `write` are for any thread, all else is for the engine's.
     """
@@ -25,7 +27,7 @@ class KVCache:
     def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device, data: Tensor | None = None) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
-        shape = (num_blocks, layout.num_layers, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
+        shape = cache_shape(layout, num_blocks)
         # Filled, not just reserved: memory that is not there is missed now and not under load.
         self.data = torch.zeros(shape, dtype=getattr(torch, layout.dtype), device=device) if data is None else data
         pool = self.pool
@@ -79,15 +81,38 @@ class KVCache:
         return pool[block_id * size : (block_id + 1) * size]
 
 
-def kv_layout(config: ModelConfig, block_size: int, dtype: torch.dtype) -> KVLayout:
+def cache_shape(layout: KVLayout, num_blocks: int) -> tuple[int, ...]:
+    """Of the tensor that holds so many blocks."""
+    row = row_length(layout.dtype, layout.head_dim)
+    return num_blocks, layout.num_layers, 2, layout.num_kv_heads, layout.block_size, row
+
+
+def kv_layout(config: ModelConfig, block_size: int, dtype: torch.dtype, kv_cache_dtype: str = "auto") -> KVLayout:
+    """dtype: the model's, and the cache's where `kv_cache_dtype` is auto."""
+    name = str(dtype).removeprefix("torch.")
     return KVLayout(
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
         total_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         block_size=block_size,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=name if kv_cache_dtype == "auto" else KV_CACHE_DTYPES[kv_cache_dtype],
     )
+
+
+def check_kv_dtype(layout: KVLayout, dtype: torch.dtype, device: torch.device) -> None:
+    """Raises UnsupportedModel where a model of `dtype` on `device` cannot keep its cache in the layout's dtype."""
+    if layout.dtype == str(dtype).removeprefix("torch."):
+        return
+    if device.type != "cpu" or dtype != torch.float32:
+        raise UnsupportedModel(
+            f"a KV cache in {layout.dtype} is for models computed in float32 on a CPU, not in {dtype} on {device}"
+        )
+    if layout.dtype == "int8" and layout.block_size * layout.head_dim % SCALE_BYTES:
+        raise UnsupportedModel(
+            f"a KV cache in int8 needs a multiple of {SCALE_BYTES} bytes of values in a block of a head, "
+            f"not {layout.block_size} tokens of {layout.head_dim}"
+        )
 
 
 def num_blocks_that_fit(budget_bytes: int, layout: KVLayout) -> int:

@@ -20,6 +20,7 @@ class EngineSettings:
     num_threads: int = 0  # compute threads, on a CPU; 0: as many as torch chooses
     max_model_len: int | Literal["auto"] | None = None  # None: what the model allows; auto: and the KV cache holds
     block_size: int = 16
+    kv_cache_dtype: Literal["auto", "fp32", "float32", "fp16", "float16", "int8"] = "auto"  # auto: the model's
     kv_cache_memory: int | None = None  # bytes; None: a share of what is free, on a GPU told by a profile run
     gpu_memory_utilization: float = 0.9  # of its memory, all that this process may take
     max_num_seqs: int = 64

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from kvasir.kernels import backend
+from kvasir.kernels.kv_rows import head_dim_of, loop_dtype
 from kvasir.kernels.prefill_attention import prefill_attention, prefill_attention_reference
 
 # Shapes: S sequences  Q tokens of each  M blocks of the longest sequence  N blocks  L layers  B tokens a block
@@ -24,19 +25,20 @@ def decode_attention(
 ) -> None:
     """query [S Q, >= H D], the last Q tokens of each sequence -> out [S Q, H D]; the same Q for all
 
-    kv_cache: [N, L, 2, K, B, D]      block_tables: [S, M] int32      seq_lens: [S] int32, the new tokens included
+    kv_cache: [N, L, 2, K, B, D], of int8 as in `kv_dtypes`
+    block_tables: [S, M] int32      seq_lens: [S] int32, the new tokens included
     window: how many tokens each token sees, itself included; 0: all
     softcap: c > 0: scores become c tanh(score / c); 0: as they are
     A sequence of length 0 (the padding of a batch) reads no block, and its rows of `out` become 0.
     """
     assert len(query) % len(seq_lens) == 0
-    if backend.is_triton(query):
+    if backend.is_triton(query) and kv_cache.dtype == query.dtype:
         from kvasir.kernels.triton import decode_attention as triton
 
         return triton.decode_attention(
             query, kv_cache, layer, block_tables, seq_lens, out, scale=scale, window=window, softcap=softcap
         )
-    if query.device.type != "cpu" or kv_cache.dtype != torch.float32:
+    if (dtype := loop_dtype(query, kv_cache)) is None:
         return decode_attention_reference(
             query, kv_cache, layer, block_tables, seq_lens, out, scale=scale, window=window, softcap=softcap
         )
@@ -49,15 +51,17 @@ def decode_attention(
     from kvasir.kernels.cpu import decode_attention as cpu
     from kvasir.kernels.cpu import threads
 
-    num_blocks, num_layers, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    num_blocks, num_layers, _, num_kv_heads, block_size, row_length = kv_cache.shape
+    head_dim = head_dim_of(kv_cache)
     assert query.stride(1) == 1
     assert kv_cache.is_contiguous()
     assert block_tables.is_contiguous()
     assert out.is_contiguous()
     threads.launch(
-        cpu.decode_attention, len(seq_lens) * num_kv_heads,
+        {"float32": cpu.over_float32, "float16": cpu.over_float16, "int8": cpu.over_int8}[dtype],
+        len(seq_lens) * num_kv_heads,
         query.data_ptr(), len(seq_lens), query.stride(0), out.shape[1] // head_dim,
-        kv_cache.data_ptr(), num_blocks, num_layers, num_kv_heads, block_size, head_dim, layer,
+        kv_cache.data_ptr(), num_blocks, num_layers, num_kv_heads, block_size, row_length, head_dim, layer,
         block_tables.data_ptr(), block_tables.shape[1], seq_lens.data_ptr(),
         *threads.scales(scale, softcap), window, out.data_ptr(),
     )  # fmt: skip

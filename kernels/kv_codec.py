@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kvasir.kernels.cpu import kv_codec as cpu
 from kvasir.kernels.cpu import threads
+from kvasir.kernels.kv_dtypes import SCALE_BYTES
 
 # Shapes: V values  W bytes a value  R rows  D values a row
 
@@ -76,6 +77,19 @@ def dequantize(scales: Bytes, quantized: Bytes, row_size: int, out: Bytes) -> No
     _check_sizes(quantized, num_rows * row_size, out, 4 * num_rows * row_size)
     _check_sizes(scales, 4 * num_rows, out, 4 * num_rows * row_size)
     threads.launch(cpu.dequantize, 1, num_rows, row_size, _address(scales), _address(quantized), _address(out))
+
+
+def split_heads(block: Bytes, block_size: int, row_size: int) -> tuple[Bytes, Bytes]:
+    """A block of a cache in int8 -> scales: float32 [R], int8 [R, D], as `quantize` gives them"""
+    heads = block.reshape(-1, block_size * (row_size + SCALE_BYTES))
+    border = block_size * row_size
+    return heads[:, border:].flatten(), heads[:, :border].flatten()
+
+
+def join_heads(scales: Bytes, quantized: Bytes, block_size: int, row_size: int) -> Bytes:
+    """The way back: scales float32 [R], int8 [R, D] -> a block of a cache in int8"""
+    heads = quantized.reshape(-1, block_size * row_size), scales.reshape(-1, block_size * SCALE_BYTES)
+    return np.concatenate(heads, axis=1).ravel()
 
 
 def split_planes_reference(values: Tensor) -> Tensor:

@@ -131,6 +131,8 @@ def _checked(kv_cache: Tensor, blocks: Tensor, staging: Tensor, codec: Codec, he
     wanted = (len(blocks), payload_bytes(kv_cache, codec, heads))
     if staging.shape != wanted or staging.dtype != torch.uint8:
         raise ValueError(f"staging of {wanted} bytes expected, got {tuple(staging.shape)} of {staging.dtype}")
+    if kv_cache.dtype == torch.int8:
+        raise ValueError("a cache in int8 is not packed: its scales are where no codec looks for them")
     if blocks.dtype != torch.int64 or not kv_cache.is_contiguous():
         raise ValueError("block ids must be int64, and the cache contiguous")
     return heads

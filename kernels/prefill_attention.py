@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from kvasir.kernels import backend
+from kvasir.kernels.kv_rows import head_dim_of, loop_dtype, read_rows
 
 # Shapes: T tokens  S sequences  M blocks of the longest sequence  N blocks  L layers  B tokens a block
 #   H query heads  K KV heads  D head dim
@@ -24,21 +25,22 @@ def prefill_attention(
 ) -> None:
     """query [T, >= H D], the last tokens of each sequence, end to end -> out [T, H D]
 
-    kv_cache: [N, L, 2, K, B, D]      block_tables: [S, M] int32      seq_lens: [S] int32, this chunk included
+    kv_cache: [N, L, 2, K, B, D], of int8 as in `kv_dtypes`
+    block_tables: [S, M] int32      seq_lens: [S] int32, this chunk included
     query_starts: [S + 1] int32, sequence s owns tokens [starts[s], starts[s + 1])
     window: how many tokens each token sees, itself included; 0: all
     softcap: c > 0: scores become c tanh(score / c); 0: as they are
     What lies behind a sequence's end is not read. What lies before the window of all its tokens may be read, and counts
     for nothing if it is finite. A token that sees nothing gets 0.
     """
-    if backend.is_triton(query):
+    if backend.is_triton(query) and kv_cache.dtype == query.dtype:
         from kvasir.kernels.triton import prefill_attention as triton
 
         return triton.prefill_attention(
             query, kv_cache, layer, block_tables, query_starts, seq_lens, out,
             scale=scale, window=window, softcap=softcap,
         )  # fmt: skip
-    if query.device.type != "cpu" or kv_cache.dtype != torch.float32:
+    if (dtype := loop_dtype(query, kv_cache)) is None:
         return prefill_attention_reference(
             query, kv_cache, layer, block_tables, query_starts, seq_lens, out,
             scale=scale, window=window, softcap=softcap,
@@ -46,15 +48,17 @@ def prefill_attention(
     from kvasir.kernels.cpu import prefill_attention as cpu
     from kvasir.kernels.cpu import threads
 
-    num_blocks, num_layers, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    num_blocks, num_layers, _, num_kv_heads, block_size, row_length = kv_cache.shape
+    head_dim = head_dim_of(kv_cache)
     assert query.stride(1) == 1
     assert kv_cache.is_contiguous()
     assert block_tables.is_contiguous()
     assert out.is_contiguous()
     threads.launch(
-        cpu.prefill_attention, len(query) * num_kv_heads,
+        {"float32": cpu.over_float32, "float16": cpu.over_float16, "int8": cpu.over_int8}[dtype],
+        len(query) * num_kv_heads,
         query.data_ptr(), len(query), query.stride(0), out.shape[1] // head_dim,
-        kv_cache.data_ptr(), num_blocks, num_layers, num_kv_heads, block_size, head_dim, layer,
+        kv_cache.data_ptr(), num_blocks, num_layers, num_kv_heads, block_size, row_length, head_dim, layer,
         block_tables.data_ptr(), len(seq_lens), block_tables.shape[1], query_starts.data_ptr(), seq_lens.data_ptr(),
         *threads.scales(scale, softcap), window, out.data_ptr(),
     )  # fmt: skip
@@ -74,13 +78,13 @@ def prefill_attention_reference(
     window: int = 0,
     softcap: float = 0.0,
 ) -> None:
-    num_kv_heads, head_dim = kv_cache.shape[3], kv_cache.shape[5]
+    num_kv_heads, head_dim = kv_cache.shape[3], head_dim_of(kv_cache)
     num_heads = out.shape[1] // head_dim
     starts, lengths = query_starts.tolist(), seq_lens.tolist()
     for s, length in enumerate(lengths):
         first, last = starts[s], starts[s + 1]
         queries = query[first:last, : out.shape[1]].view(-1, num_heads, head_dim).transpose(0, 1)
-        blocks = kv_cache[block_tables[s].long(), layer]  # [M, 2, K, B, D]
+        blocks = read_rows(kv_cache[block_tables[s].long(), layer], query.dtype)  # [M, 2, K, B, D]
         first_seen = max(length - (last - first) - window + 1, 0) if window else 0
         keys, values = blocks.permute(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)[:, :, first_seen:length]
         positions = torch.arange(length - (last - first), length, device=query.device)[:, None]

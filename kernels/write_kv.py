@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from kvasir.kernels import backend
+from kvasir.kernels.kv_rows import head_dim_of, loop_dtype, write_rows
 
 # Shapes: T tokens  N blocks  L layers  B tokens a block  H query heads  K KV heads  D head dim
 #   R rotated dimensions of a head
@@ -23,19 +24,22 @@ def write_kv(
 
     cos, sin: [T, R / 2] float32, of each token's position; None: no rotation. The first R <= D dimensions of a head
         are rotated: dimension d with d + R / 2; `interleaved`: 2 d with 2 d + 1
-    slots: [T] int64, block * B + offset; -1: not written (padding)      kv_cache: [N, L, 2, K, B, D], updated in place
+    slots: [T] int64, block * B + offset; -1: not written (padding)
+    kv_cache: [N, L, 2, K, B, D], of int8 as in `kv_dtypes`; updated in place, converted to its dtype. To float16,
+        finite values saturate at +-65504. To int8: the largest of a row is 127 scales; what is not finite makes it NaN
     What the keys in `qkv` are afterwards, rotated or as before, is not defined.
     """
-    if backend.is_triton(qkv):
+    if backend.is_triton(qkv) and kv_cache.dtype == qkv.dtype:
         from kvasir.kernels.triton import write_kv as triton
 
         return triton.write_kv(qkv, cos, sin, slots, kv_cache, layer, interleaved=interleaved)
-    num_blocks, num_layers, _, num_kv_heads, block_size, head_dim = kv_cache.shape
-    has_loop = qkv.device.type == "cpu" and qkv.dtype == kv_cache.dtype == torch.float32
-    if not has_loop or interleaved:
+    dtype = loop_dtype(qkv, kv_cache)
+    if dtype is None or interleaved:
         return write_kv_reference(qkv, cos, sin, slots, kv_cache, layer, interleaved=interleaved)
     from kvasir.kernels.cpu import rows, threads
 
+    num_blocks, num_layers, _, num_kv_heads, block_size, row_length = kv_cache.shape
+    head_dim = head_dim_of(kv_cache)
     num_tokens, num_heads = qkv.shape[0], qkv.shape[1] // head_dim - 2 * num_kv_heads
     assert qkv.is_contiguous()
     assert kv_cache.is_contiguous()
@@ -43,10 +47,11 @@ def write_kv(
     half = 0 if cos is None else cos.shape[1]
     assert cos is None or (cos.is_contiguous() and cos.shape == (num_tokens, half) and 2 * half <= head_dim)
     threads.launch(
-        rows.write_kv, -(-num_tokens // rows.ROWS_A_PIECE),
+        {"float32": rows.write_kv_float32, "float16": rows.write_kv_float16, "int8": rows.write_kv_int8}[dtype],
+        -(-num_tokens // rows.ROWS_A_PIECE),
         num_tokens, qkv.data_ptr(), num_heads, 0 if cos is None else cos.data_ptr(),
         0 if sin is None else sin.data_ptr(), slots.data_ptr(), layer,
-        kv_cache.data_ptr(), num_blocks, num_layers, num_kv_heads, block_size, head_dim, half,
+        kv_cache.data_ptr(), num_blocks, num_layers, num_kv_heads, block_size, row_length, head_dim, half,
     )  # fmt: skip
     return None
 
@@ -61,7 +66,7 @@ def write_kv_reference(
     *,
     interleaved: bool = False,
 ) -> None:
-    _, _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    num_kv_heads, block_size, head_dim = kv_cache.shape[3], kv_cache.shape[4], head_dim_of(kv_cache)
     heads = qkv.view(qkv.shape[0], -1, head_dim)
     if cos is not None and sin is not None:
         rotated = heads[:, :-num_kv_heads, : 2 * cos.shape[1]]  # of queries and keys
@@ -69,8 +74,7 @@ def write_kv_reference(
     keys, values = heads[:, -2 * num_kv_heads :].chunk(2, dim=1)  # [T, K, D]
     is_kept = slots >= 0
     blocks, offsets = slots[is_kept] // block_size, slots[is_kept] % block_size
-    kv_cache[blocks, layer, 0, :, offsets] = keys[is_kept]
-    kv_cache[blocks, layer, 1, :, offsets] = values[is_kept]
+    write_rows(kv_cache, layer, blocks, offsets, keys[is_kept], values[is_kept])
 
 
 def apply_rope_reference(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:

@@ -7,6 +7,8 @@
     fp16        half of float32; values beyond +-65504 saturate
     int8        a quarter of float32, with a scale for each token of each head: an error of half a scale
 
+A block of a cache in int8 is small already: `fp16` and `int8` leave it as it is.
+
 A header says the codec and the sender's dtype, so the two sides need not agree beforehand. A block that went through a
 lossy codec, or that was computed in another dtype, is not what the receiver would have computed: it is not exact,
 and serves only the request that fetched it. All functions here are pure, and may run in any thread.
@@ -25,16 +27,22 @@ from kvasir.kv_connector.errors import BadFrame
 from kvasir.kv_connector.metrics import MissReason
 
 CODECS = (CODEC_NONE, "lossless", "fp16", "int8")  # what a header may name
-DTYPES = ("float32", "bfloat16", "float16")
-STORED_FORMS = frozenset(f"{kind}-{dtype}" for kind in ("exact", "fp16", "int8") for dtype in DTYPES)
+DTYPES = ("float32", "bfloat16", "float16", "int8")
+_LOSSY_FORMS = {f"{codec}-{dtype}" for codec in ("fp16", "int8") for dtype in DTYPES if dtype != "int8"}
+STORED_FORMS = frozenset(_LOSSY_FORMS | {f"exact-{dtype}" for dtype in DTYPES})
 
 payload_sizes = codec_packing.payload_sizes
+
+
+def codec_for(codec: str, layout: KVLayout) -> str:
+    """What is asked for, where it makes a block of this layout smaller; else `none`."""
+    return CODEC_NONE if layout.dtype == "int8" and codec in ("fp16", "int8") else codec
 
 
 def encode(codec: str, payload: memoryview, layout: KVLayout) -> memoryview:
     """`layout.bytes_per_block` bytes of a block -> what travels. `none` gives the payload itself, without a copy.
 
-    The block must not change meanwhile. ValueError for a codec that there is not.
+    The block must not change meanwhile. ValueError for a codec that there is not, or that is not for this layout.
     """
     if codec == CODEC_NONE:
         return payload
@@ -45,6 +53,8 @@ def encode(codec: str, payload: memoryview, layout: KVLayout) -> memoryview:
     }.get(codec)
     if pack is None:
         raise ValueError(f"unknown codec {codec!r}; known are {', '.join(CODECS)}")
+    if codec != codec_for(codec, layout):
+        raise ValueError(f"{codec} packs no blocks of {layout.dtype}")
     return pack(_aligned(payload), layout).data
 
 
@@ -66,7 +76,7 @@ def decode(header: BlockHeader, payload: memoryview, into: KVLayout) -> memoryvi
         values, dtype = _unpack(header.codec, _aligned(payload), header.layout)
     except BadPayload as error:
         raise BadFrame(MissReason.CODEC, f"{header.codec}: {error}") from error
-    return codec_packing.as_dtype(values, dtype, into.dtype).data
+    return codec_packing.as_dtype(values, dtype, into.dtype, into).data
 
 
 def is_exact(codec: str, sender: KVLayout, into: KVLayout) -> bool:
@@ -83,12 +93,13 @@ def is_convertible(sender: KVLayout, into: KVLayout) -> bool:
 
 def max_payload_bytes(layout: KVLayout) -> int:
     """The most that one block can have on its way, whatever dtype and codec the other side has chosen."""
-    return max(payload_sizes(codec, replace(layout, dtype=dtype))[-1] for codec in CODECS for dtype in DTYPES)
+    sizes = [payload_sizes(codec, replace(layout, dtype=dtype)) for codec in CODECS for dtype in DTYPES]
+    return max(size[-1] for size in sizes if size)
 
 
 def stored_as(codec: str, layout: KVLayout) -> str:
     """The form in which a store's blocks are kept, part of their keys: exact blocks of one dtype share one."""
-    kind = "exact" if is_exact(codec, layout, layout) else codec
+    kind = "exact" if is_exact(codec_for(codec, layout), layout, layout) else codec
     return f"{kind}-{layout.dtype}"
 
 

@@ -17,7 +17,16 @@ import zstandard
 from numpy.typing import NDArray
 
 from kvasir.engine.blocks import KVLayout
-from kvasir.kernels.kv_codec import convert, dequantize, merge_planes, quantize, split_planes
+from kvasir.kernels.kv_codec import (
+    convert,
+    dequantize,
+    join_heads,
+    merge_planes,
+    quantize,
+    split_heads,
+    split_planes,
+)
+from kvasir.kernels.kv_dtypes import VALUE_BYTES, row_bytes
 
 Bytes = NDArray[np.uint8]
 
@@ -32,8 +41,14 @@ class BadPayload(ValueError):
 
 
 def bytes_of(layout: KVLayout, dtype: str | None = None) -> int:
-    """Of a block's values, in the layout's dtype or another."""
-    return num_values(layout) * (4 if (dtype or layout.dtype) == "float32" else 2)
+    """Of a block, in the layout's dtype or another."""
+    return num_rows(layout) * row_bytes(dtype or layout.dtype, layout.head_dim)
+
+
+def planes_of(layout: KVLayout) -> tuple[int, int]:
+    """How many byte planes a block has, of how many bytes each. Of int8 it is one, scales and all."""
+    width = VALUE_BYTES[layout.dtype]
+    return width, bytes_of(layout) // width
 
 
 def num_values(layout: KVLayout) -> int:
@@ -47,8 +62,11 @@ def num_rows(layout: KVLayout) -> int:
 
 def pack_lossless(values: Bytes, layout: KVLayout) -> Bytes:
     """The bytes of rank k of all values together: exponents shrink to a third, the rest is noise and stays."""
-    planes = np.empty((bytes_of(layout) // num_values(layout), num_values(layout)), np.uint8)
-    split_planes(values, planes)
+    planes = np.empty(planes_of(layout), np.uint8)
+    if len(planes) == 1:
+        planes[0] = values
+    else:
+        split_planes(values, planes)
     packed = [_shrink(plane) for plane in planes]
     if TAG_BYTES + sum(4 + len(plane) for plane in packed) >= bytes_of(layout):
         packed = list(planes)  # and so no payload is as long as the block itself, and could be taken for one
@@ -58,7 +76,7 @@ def pack_lossless(values: Bytes, layout: KVLayout) -> Bytes:
 
 def unpack_lossless(payload: Bytes, layout: KVLayout) -> Bytes:
     """-> the sender's values, in its dtype"""
-    width, size = bytes_of(layout) // num_values(layout), num_values(layout)
+    width, size = planes_of(layout)
     body = _without_tag("lossless", payload)
     lengths = [int(length) for length in body[: 4 * width].view("<u4")]
     if sum(lengths) != len(body) - 4 * width:
@@ -68,6 +86,8 @@ def unpack_lossless(payload: Bytes, layout: KVLayout) -> Bytes:
     for plane, length in zip(planes, lengths, strict=True):
         plane[:] = _expand(body[start : start + length], size)
         start += length
+    if width == 1:
+        return planes.ravel()
     values = np.empty(width * size, np.uint8)
     merge_planes(planes, values)
     return values
@@ -88,7 +108,7 @@ def unpack_fp16(payload: Bytes, layout: KVLayout) -> Bytes:
 def pack_int8(values: Bytes, layout: KVLayout) -> Bytes:
     payload = _tagged("int8", 4 * num_rows(layout) + num_values(layout))
     scales, quantized = _scales_and_values(payload[TAG_BYTES:], layout)
-    quantize(as_dtype(values, layout.dtype, "float32"), layout.head_dim, scales, quantized)
+    quantize(as_dtype(values, layout.dtype, "float32", layout), layout.head_dim, scales, quantized)
     return payload
 
 
@@ -102,9 +122,11 @@ def unpack_int8(payload: Bytes, layout: KVLayout) -> Bytes:
 
 @lru_cache(maxsize=64)
 def payload_sizes(codec: str, layout: KVLayout) -> range:
-    """How many bytes a block can have on its way, by what is known before it is read."""
+    """How many bytes a block can have on its way, by what is known before it is read; none: no block is packed so."""
+    if codec != "none" and codec != "lossless" and layout.dtype == "int8":
+        return range(0)
     if codec == "lossless":
-        width = bytes_of(layout) // num_values(layout)
+        width, _ = planes_of(layout)
         return range(TAG_BYTES + 5 * width, TAG_BYTES + 4 * width + bytes_of(layout) + 1)
     size = {
         "none": bytes_of(layout),
@@ -114,16 +136,23 @@ def payload_sizes(codec: str, layout: KVLayout) -> range:
     return range(size, size + 1)
 
 
-def as_dtype(values: Bytes, dtype: str, wanted: str) -> Bytes:
-    """The values themselves where that is their dtype."""
+def as_dtype(values: Bytes, dtype: str, wanted: str, layout: KVLayout) -> Bytes:
+    """A block's bytes in `dtype` -> in another; themselves where that is theirs. The layout's own dtype is not used."""
     if dtype == wanted:
         return values
-    out = np.empty(len(values) // _WIDTHS[dtype] * _WIDTHS[wanted], np.uint8)
+    if dtype == "int8":
+        scales, quantized = split_heads(values, layout.block_size, layout.head_dim)
+        out = np.empty(bytes_of(layout, "float32"), np.uint8)
+        dequantize(scales, quantized, layout.head_dim, out)
+        return as_dtype(out, "float32", wanted, layout)
+    if wanted == "int8":
+        precise = as_dtype(values, dtype, "float32", layout)
+        scales, quantized = np.empty(4 * num_rows(layout), np.uint8), np.empty(num_values(layout), np.uint8)
+        quantize(precise, layout.head_dim, scales, quantized)
+        return join_heads(scales, quantized, layout.block_size, layout.head_dim)
+    out = np.empty(bytes_of(layout, wanted), np.uint8)
     convert(values, dtype, out, wanted)
     return out
-
-
-_WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def _scales_and_values(body: Bytes, layout: KVLayout) -> Sequence[Bytes]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from kvasir.engine.blocks import BlockId
 from kvasir.kv_connector.base import CODEC_NONE, BlockHeader, BlockKey, BlockMemory, Frame
-from kvasir.kv_connector.codec import encode, stored_as
+from kvasir.kv_connector.codec import codec_for, encode, stored_as
 from kvasir.kv_connector.costs import CODEC_LOSSLESS, CodecSpeed, RateMeter, choose_codec
 from kvasir.kv_connector.header import checksum_of, pack
 
@@ -27,7 +27,7 @@ class Encoder:
         self._memory = memory
         self._kv_identity = kv_identity
         self._epoch = epoch
-        self._setting = codec
+        self._setting = codec_for(codec, memory.layout)
         self.outgoing = outgoing
         self._clock = clock
         self._lossless: CodecSpeed | None = None

@@ -64,6 +64,7 @@ def engine_settings(config: NodeConfig, role: Literal["prefill", "decode"]) -> E
         num_threads=num_compute_threads(config),
         max_model_len=config.max_model_len,
         block_size=config.block_size,
+        kv_cache_dtype=config.kv_cache_dtype,
         kv_cache_memory=config.kv_cache_memory,
         gpu_memory_utilization=config.gpu_memory_utilization,
         max_num_seqs=config.max_num_seqs,

@@ -10,7 +10,7 @@ import torch
 
 from kvasir.common.speculative_config import SpeculativeConfig
 from kvasir.engine.blocks import KVLayout
-from kvasir.engine.kv_cache import KVCache, kv_layout
+from kvasir.engine.kv_cache import KVCache, check_kv_dtype, kv_layout
 from kvasir.engine.model_runner import ModelRunner
 from kvasir.engine.models import read_model_config
 from kvasir.engine.models.config import ModelConfig, UnsupportedModel
@@ -52,7 +52,8 @@ def load_draft(
     longest = min(max_model_len, config.max_position)
     config = config.for_length(longest)
     dtype = choose_dtype(settings.dtype, config, device)
-    layout = kv_layout(config, settings.block_size, dtype)
+    layout = kv_layout(config, settings.block_size, dtype, settings.kv_cache_dtype)
+    check_kv_dtype(layout, dtype, device)
     model = load_model(directory, config, dtype, device)
     return Draft(name=directory.name, model=model, layout=layout, max_model_len=longest)
 

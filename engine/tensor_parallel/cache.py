@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kvasir.engine.blocks import BlockId, KVLayout
-from kvasir.engine.kv_cache import KVCache
+from kvasir.engine.kv_cache import KVCache, cache_shape
 from kvasir.kernels.block_bytes import joined_block_bytes, write_joined_block_bytes
 
 _IN_MEMORY = Path("/dev/shm")
@@ -66,6 +66,6 @@ class ShardedKVCache(KVCache):
 def map_part(path: Path, layout: KVLayout, num_blocks: int, size: int) -> Tensor:
     """One rank's part of a cache of `layout`, shared with whoever maps the same file: [N, L, 2, K / size, B, D]"""
     part = replace(layout, num_kv_heads=layout.num_kv_heads // size)
-    shape = (num_blocks, part.num_layers, 2, part.num_kv_heads, part.block_size, part.head_dim)
+    shape = cache_shape(part, num_blocks)
     dtype: torch.dtype = getattr(torch, part.dtype)
     return torch.from_file(str(path), shared=True, size=math.prod(shape), dtype=dtype).view(shape)

@@ -112,7 +112,13 @@ def _start(settings: WorkerSettings) -> subprocess.Popen[bytes]:
 
 
 def load_sharded(
-    directory: Path, config: ModelConfig, layout: KVLayout, num_blocks: int, size: int, max_model_len: int
+    directory: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    layout: KVLayout,
+    num_blocks: int,
+    size: int,
+    max_model_len: int,
 ) -> tuple[Model, KVCache, Callable[[], None]]:
     """The model and its KV cache on `size` ranks of this machine, which share its compute threads; what ends them.
 
@@ -122,14 +128,15 @@ def load_sharded(
     torch.set_num_threads(num_threads)
     kv_cache = ShardedKVCache(layout, num_blocks, size)
     settings = WorkerSettings(
-        rank=0, size=size, port=0, num_threads=num_threads, model=str(directory), dtype=layout.dtype,
-        quantization=config.quantization, max_model_len=max_model_len, kv_path="", num_blocks=num_blocks, layout=layout,
+        rank=0, size=size, port=0, num_threads=num_threads, model=str(directory),
+        dtype=str(dtype).removeprefix("torch."), quantization=config.quantization, max_model_len=max_model_len,
+        kv_path="", num_blocks=num_blocks, layout=layout,
     )  # fmt: skip
     try:
         workers = Workers(settings, kv_cache)
         try:
             with within(Group(0, size)):
-                model = load_model(directory, config, getattr(torch, layout.dtype), torch.device("cpu"))
+                model = load_model(directory, config, dtype, torch.device("cpu"))
             workers.wait_ready()
         except BaseException:
             workers.close()

@@ -71,7 +71,7 @@ def merge_planes(arguments: Any) -> None:
 
 
 @strict
-def _half_of(bits: Any) -> Any:
+def half_of(bits: Any) -> Any:
     """float32 bits -> float16 bits: to nearest, ties to even; finite values saturate."""
     rest = u32(bits & _REST)
     # Adding one half puts the bits of a value below 2^-14 where a subnormal float16 has them, rounded.
@@ -109,7 +109,7 @@ def float32_to_float16(arguments: Any) -> None:
     a = carray(arguments, 4)
     source, out = uint32_array(a[2], (a[1],)), uint16_array(a[3], (a[1],))
     for i in range(a[1]):
-        out[i] = _half_of(source[i])
+        out[i] = half_of(source[i])
 
 
 @loop
@@ -137,8 +137,8 @@ def bfloat16_to_float32(arguments: Any) -> None:
 
 
 @strict
-def _quantize_row(bits: Any, values: Any, out: Any) -> Any:
-    """The row's scale: its largest absolute value is 127 of them."""
+def quantize_row(bits: Any, values: Any, out: Any) -> Any:
+    """values float32 [D], `bits` of the same -> out int8 [D], and the row's scale: its largest value is 127 of them."""
     size = len(out)
     largest = u32(0)
     for i in range(size):
@@ -162,7 +162,7 @@ def quantize(arguments: Any) -> None:
     values, bits = float32_array(a[3], shape), uint32_array(a[3], shape)
     scales, out = float32_array(a[4], (a[1],)), int8_array(a[5], shape)
     for row in range(a[1]):
-        scales[row] = _quantize_row(bits[row], values[row], out[row])
+        scales[row] = quantize_row(bits[row], values[row], out[row])
 
 
 @strict

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from kvasir.kernels.cpu.kv_rows import address_of, cache_shape, rows_at, scale_of
 from kvasir.kernels.cpu.simd import (
     TILE_COLUMNS,
     TILE_ROWS,
@@ -12,12 +13,16 @@ from kvasir.kernels.cpu.simd import (
     exp2,
     float32_array,
     float32_of,
+    int8_array,
     int32_array,
+    lazy_loop,
     loop,
     multiply_add,
     next_piece,
     padded,
     soft_cap,
+    uint16_array,
+    widened,
 )
 
 # Shapes: T tokens  S sequences  M blocks of the longest  B tokens a block
@@ -43,18 +48,24 @@ def _locate(piece: Any, query_starts: Any, num_kv_heads: Any) -> Any:
 
 
 @compiled
-def _stage(cache: Any, layer: Any, block_table: Any, head: Any, first: Any, count: Any, keys: Any, values: Any) -> None:
+def _stage(cache: Any, shape: Any, layer: Any, block_table: Any, head: Any, first: Any, count: Any, keys: Any,
+           values: Any) -> None:  # fmt: skip
     """Tokens [first, first + count) of one head -> keys [D, C] (transposed), values [C, W]; zeros behind."""
-    block_size, head_dim = cache.shape[4], cache.shape[5]
+    num_layers, num_kv_heads, block_size, head_dim = shape
+    layout = (num_layers, num_kv_heads)
     if count < TILE_COLUMNS:
         keys[:] = 0
         values[count:] = 0
     for i in range(count):
         block, offset = block_table[(first + i) // block_size], (first + i) % block_size
+        cached = rows_at(cache, address_of(cache, layout, block, layer, 0, head), block_size, head_dim)
+        scale = scale_of(cached, offset)
         for d in range(head_dim):
-            keys[d, i] = cache[block, layer, 0, head, offset, d]
+            keys[d, i] = widened(cached[offset, d]) * scale
+        cached = rows_at(cache, address_of(cache, layout, block, layer, 1, head), block_size, head_dim)
+        scale = scale_of(cached, offset)
         for d in range(head_dim):
-            values[i, d] = cache[block, layer, 1, head, offset, d]
+            values[i, d] = widened(cached[offset, d]) * scale
 
 
 @compiled
@@ -95,8 +106,8 @@ def _softmax_row(r: Any, scores: Any, low: Any, high: Any, state: Any, sums: Any
 
 
 @compiled
-def _attend(query: Any, num_rows: Any, group: Any, start: Any, cap: Any, window: Any, cache: Any, layer: Any,
-            block_table: Any, head: Any, scores: Any, sums: Any, state: Any, keys: Any,
+def _attend(query: Any, num_rows: Any, group: Any, start: Any, cap: Any, window: Any, cache: Any, shape: Any,
+            layer: Any, block_table: Any, head: Any, scores: Any, sums: Any, state: Any, keys: Any,
             values: Any) -> None:  # fmt: skip
     """query [R, D], row r at position start + r // G -> sums [R, W] (weighted values), state [R, 2]."""
     sums[:] = 0
@@ -105,7 +116,7 @@ def _attend(query: Any, num_rows: Any, group: Any, start: Any, cap: Any, window:
     end = start + (num_rows - 1) // group + 1
     first_seen = max(0, start + 1 - window) if window > 0 else 0
     for first in range(first_seen // TILE_COLUMNS * TILE_COLUMNS, end, TILE_COLUMNS):
-        _stage(cache, layer, block_table, head, first, min(TILE_COLUMNS, end - first), keys, values)
+        _stage(cache, shape, layer, block_table, head, first, min(TILE_COLUMNS, end - first), keys, values)
         scores[:] = 0
         multiply_add(query, keys, scores)
         if cap > 0:
@@ -118,9 +129,9 @@ def _attend(query: Any, num_rows: Any, group: Any, start: Any, cap: Any, window:
 
 
 @compiled
-def _work(counter: Any, query: Any, num_heads: Any, cache: Any, layer: Any, block_tables: Any, query_starts: Any,
-          seq_lens: Any, scale: Any, cap: Any, window: Any, out: Any) -> None:  # fmt: skip
-    num_kv_heads, head_dim = cache.shape[3], cache.shape[5]
+def _work(counter: Any, query: Any, num_heads: Any, cache: Any, shape: Any, layer: Any, block_tables: Any,
+          query_starts: Any, seq_lens: Any, scale: Any, cap: Any, window: Any, out: Any) -> None:  # fmt: skip
+    _, num_kv_heads, _, head_dim = shape
     group = num_heads // num_kv_heads
     tile = np.zeros((TILE_TOKENS * group, head_dim), np.float32)
     scores = np.zeros((TILE_TOKENS * group, TILE_COLUMNS), np.float32)
@@ -140,7 +151,7 @@ def _work(counter: Any, query: Any, num_heads: Any, cache: Any, layer: Any, bloc
             for d in range(head_dim):
                 tile[r, d] = query[begin + r // group, column + d] * scale
         start = seq_lens[s] - query_starts[s + 1] + begin
-        _attend(tile[:used], num_rows, group, start, cap, window, cache, layer, block_tables[s], head,
+        _attend(tile[:used], num_rows, group, start, cap, window, cache, shape, layer, block_tables[s], head,
                 scores[:used], sums[:used], state[:used], keys, values)  # fmt: skip
         for r in range(num_rows):
             weight = np.float32(1) / state[r, 1] if state[r, 1] != 0 else np.float32(0)
@@ -149,22 +160,39 @@ def _work(counter: Any, query: Any, num_heads: Any, cache: Any, layer: Any, bloc
                 out[begin + r // group, column + d] = sums[r, d] * weight
 
 
-@loop
-def prefill_attention(arguments: Any) -> None:
-    a = carray(arguments, 21)
-    num_tokens, num_heads, num_seqs = a[2], a[4], a[13]
-    num_blocks, num_layers, num_kv_heads, block_size, head_dim = a[6], a[7], a[8], a[9], a[10]
+@compiled
+def _start(arguments: Any, a: Any, cache: Any) -> None:
+    num_tokens, num_heads, head_dim, num_seqs = a[2], a[4], a[11], a[14]
     _work(
         arguments,
         float32_array(a[1], (num_tokens, a[3])),
         num_heads,
-        float32_array(a[5], (num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim)),
-        a[11],
-        int32_array(a[12], (num_seqs, a[14])),
-        int32_array(a[15], (num_seqs + 1,)),
-        int32_array(a[16], (num_seqs,)),
-        float32_of(a[17]),
+        cache,
+        (a[7], a[8], a[9], head_dim),
+        a[12],
+        int32_array(a[13], (num_seqs, a[15])),
+        int32_array(a[16], (num_seqs + 1,)),
+        int32_array(a[17], (num_seqs,)),
         float32_of(a[18]),
-        a[19],
-        float32_array(a[20], (num_tokens, num_heads * head_dim)),
+        float32_of(a[19]),
+        a[20],
+        float32_array(a[21], (num_tokens, num_heads * head_dim)),
     )
+
+
+@loop
+def over_float32(arguments: Any) -> None:
+    a = carray(arguments, 22)
+    _start(arguments, a, float32_array(a[5], cache_shape(a[6], a[7], a[8], a[9], a[10])))
+
+
+@lazy_loop
+def over_float16(arguments: Any) -> None:
+    a = carray(arguments, 22)
+    _start(arguments, a, uint16_array(a[5], cache_shape(a[6], a[7], a[8], a[9], a[10])))
+
+
+@lazy_loop
+def over_int8(arguments: Any) -> None:
+    a = carray(arguments, 22)
+    _start(arguments, a, int8_array(a[5], cache_shape(a[6], a[7], a[8], a[9], a[10])))

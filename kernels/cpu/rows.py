@@ -4,7 +4,20 @@ from typing import Any
 
 import numpy as np
 
-from kvasir.kernels.cpu.simd import carray, compiled, exp2, float32_array, float32_of, int64_array, loop, next_piece
+from kvasir.kernels.cpu.kv_rows import address_of, cache_shape, rows_at, write_row
+from kvasir.kernels.cpu.simd import (
+    carray,
+    compiled,
+    exp2,
+    float32_array,
+    float32_of,
+    int8_array,
+    int64_array,
+    lazy_loop,
+    loop,
+    next_piece,
+    uint16_array,
+)
 
 # Shapes: T tokens  C hidden size  I intermediate size  N blocks  L layers  B tokens a block
 #   H query heads  K KV heads  D head dim
@@ -107,8 +120,9 @@ def _rotate(qkv: Any, t: Any, first: Any, half: Any, cos: Any, sin: Any) -> None
 
 @compiled
 def _write_kv(counter: Any, qkv: Any, num_heads: Any, half: Any, cos: Any, sin: Any, slots: Any, cache: Any,
-              layer: Any) -> None:  # fmt: skip
-    num_kv_heads, block_size, head_dim = cache.shape[3], cache.shape[4], cache.shape[5]
+              shape: Any, layer: Any) -> None:  # fmt: skip
+    num_layers, num_kv_heads, block_size, head_dim = shape
+    layout = (num_layers, num_kv_heads)
     while True:
         first = next_piece(counter) * ROWS_A_PIECE
         if first >= len(slots):
@@ -121,22 +135,39 @@ def _write_kv(counter: Any, qkv: Any, num_heads: Any, half: Any, cos: Any, sin: 
                 continue
             block, offset = slots[t] // block_size, slots[t] % block_size
             for head in range(num_kv_heads):
-                key = (num_heads + head) * head_dim
-                value = key + num_kv_heads * head_dim
-                for d in range(head_dim):
-                    cache[block, layer, 0, head, offset, d] = qkv[t, key + d]
-                for d in range(head_dim):
-                    cache[block, layer, 1, head, offset, d] = qkv[t, value + d]
+                key = qkv.ctypes.data + t * qkv.strides[0] + (num_heads + head) * head_dim * 4
+                value = key + num_kv_heads * head_dim * 4
+                rows = rows_at(cache, address_of(cache, layout, block, layer, 0, head), block_size, head_dim)
+                write_row(rows, offset, key)
+                rows = rows_at(cache, address_of(cache, layout, block, layer, 1, head), block_size, head_dim)
+                write_row(rows, offset, value)
 
 
-@loop
-def write_kv(arguments: Any) -> None:
-    a = carray(arguments, 15)
-    num_tokens, num_heads, half = a[1], a[3], a[14]
-    num_blocks, num_layers, num_kv_heads, block_size, head_dim = a[9], a[10], a[11], a[12], a[13]
+@compiled
+def _start_write_kv(arguments: Any, a: Any, cache: Any) -> None:
+    num_tokens, num_heads, half = a[1], a[3], a[15]
+    num_layers, num_kv_heads, block_size, head_dim = a[10], a[11], a[12], a[14]
     qkv = float32_array(a[2], (num_tokens, (num_heads + 2 * num_kv_heads) * head_dim))
     cos = float32_array(a[4], (num_tokens, half)) if half > 0 else qkv
     sin = float32_array(a[5], (num_tokens, half)) if half > 0 else qkv
-    cache = float32_array(a[8], (num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim))
     slots = int64_array(a[6], (num_tokens,))
-    _write_kv(arguments, qkv, num_heads, half, cos, sin, slots, cache, a[7])
+    shape = (num_layers, num_kv_heads, block_size, head_dim)
+    _write_kv(arguments, qkv, num_heads, half, cos, sin, slots, cache, shape, a[7])
+
+
+@loop
+def write_kv_float32(arguments: Any) -> None:
+    a = carray(arguments, 16)
+    _start_write_kv(arguments, a, float32_array(a[8], cache_shape(a[9], a[10], a[11], a[12], a[13])))
+
+
+@lazy_loop
+def write_kv_float16(arguments: Any) -> None:
+    a = carray(arguments, 16)
+    _start_write_kv(arguments, a, uint16_array(a[8], cache_shape(a[9], a[10], a[11], a[12], a[13])))
+
+
+@lazy_loop
+def write_kv_int8(arguments: Any) -> None:
+    a = carray(arguments, 16)
+    _start_write_kv(arguments, a, int8_array(a[8], cache_shape(a[9], a[10], a[11], a[12], a[13])))

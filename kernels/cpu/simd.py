@@ -14,6 +14,7 @@ import numpy as np
 numba: Any = import_module("numba")
 types: Any = numba.types
 intrinsic: Any = import_module("numba.extending").intrinsic
+overload: Any = import_module("numba.extending").overload
 cgutils: Any = import_module("numba.core.cgutils")
 ir: Any = cgutils.ir
 carray: Callable[..., Any] = numba.carray
@@ -183,33 +184,77 @@ def prefetch(typing: Any, address: Any) -> Any:
     return types.void(types.int64), codegen
 
 
+def _floats(builder: Any, element: Any, value: Any, lanes: int) -> Any:
+    """float32, float16 (as uint16) or int8 -> float32: `lanes` of them, or one where that is 0"""
+
+    def many(of: Any) -> Any:
+        return ir.VectorType(of, lanes) if lanes else of
+
+    if element == types.float32:
+        return value
+    if element == types.uint16:
+        return builder.fpext(builder.bitcast(value, many(ir.HalfType())), many(ir.FloatType()))
+    return builder.sitofp(builder.sext(value, many(ir.IntType(32))), many(ir.FloatType()))
+
+
 @_intrinsic
-def multiply_tile(typing: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, c: Any, c_stride: Any, depth: Any) -> Any:
-    """c[4, 64] += a[4, depth] @ b[depth, 64], by address and row stride, with all of c in registers."""
-    signature = types.void(*[types.int64] * 7)
+def widened(typing: Any, value: Any) -> Any:
+    """A float32, a float16 (as uint16) or an int8 as float32."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        a, a_stride, b, b_stride, c, c_stride, depth = arguments
+        return _floats(builder, signature.args[0], arguments[0], 0)
+
+    return types.float32(value), codegen
+
+
+@_intrinsic
+def pointer_like(typing: Any, array: Any, address: Any) -> Any:
+    """To elements of the array's type."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[1], context.get_value_type(signature.return_type))
+
+    return types.CPointer(array.dtype)(array, types.int64), codegen
+
+
+@_intrinsic
+def multiply_tile(typing: Any, a: Any, a_stride: Any, like: Any, b: Any, b_stride: Any, c: Any, c_stride: Any,
+                  depth: Any) -> Any:  # fmt: skip
+    """c[4, 64] += a[4, depth] @ b[depth, 64], by address and row stride, with all of c in registers.
+
+    like: any array of b's type: float32, float16 (as uint16) or int8
+    """
+    signature = types.void(types.int64, types.int64, like, *[types.int64] * 5)
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        a, a_stride, _, b, b_stride, c, c_stride, depth = arguments
         f32, i64 = ir.FloatType(), ir.IntType(64)
-        vector = ir.VectorType(f32, LANES)
-        a, b, c = (builder.inttoptr(address, f32.as_pointer()) for address in (a, b, c))
+        vector, element = ir.VectorType(f32, LANES), context.get_value_type(like.dtype)
+        narrow = ir.VectorType(element, LANES).as_pointer()
+        a, c = (builder.inttoptr(address, f32.as_pointer()) for address in (a, c))
+        b = builder.inttoptr(b, element.as_pointer())
+        b_align = context.get_abi_sizeof(element)
         fuse = ("contract",)  # one fused multiply-add
         num_vectors = TILE_COLUMNS // LANES
 
-        def vector_at(base: Any, row: Any, stride: Any, v: int) -> Any:
+        def vector_at(base: Any, row: Any, stride: Any, v: int, pointer: Any) -> Any:
             offset = builder.add(builder.mul(row, stride), ir.Constant(i64, v * LANES))
-            return builder.bitcast(builder.gep(base, [offset]), vector.as_pointer())
+            return builder.bitcast(builder.gep(base, [offset]), pointer)
+
+        def column(k: Any, v: int) -> Any:
+            values = builder.load(vector_at(b, k, b_stride, v, narrow), align=b_align)
+            return _floats(builder, like.dtype, values, LANES)
 
         cells = [[cgutils.alloca_once(builder, vector) for _ in range(num_vectors)] for _ in range(TILE_ROWS)]
         rows = [ir.Constant(i64, r) for r in range(TILE_ROWS)]
-        places = [[vector_at(c, row, c_stride, v) for v in range(num_vectors)] for row in rows]
+        places = [[vector_at(c, row, c_stride, v, vector.as_pointer()) for v in range(num_vectors)] for row in rows]
         for r in range(TILE_ROWS):
             for v in range(num_vectors):
                 builder.store(builder.load(places[r][v], align=4), cells[r][v])
         undefined, first = ir.Constant(vector, ir.Undefined), ir.Constant(ir.IntType(32), 0)
         zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
         with cgutils.for_range(builder, depth) as k:
-            columns = [builder.load(vector_at(b, k.index, b_stride, v), align=4) for v in range(num_vectors)]
+            columns = [column(k.index, v) for v in range(num_vectors)]
             for r in range(TILE_ROWS):
                 offset = builder.add(builder.mul(rows[r], a_stride), k.index)
                 scalar = builder.load(builder.gep(a, [offset]))
@@ -234,7 +279,7 @@ def multiply_add(a: Any, b: Any, c: Any) -> None:
         for row in range(0, c.shape[0], TILE_ROWS):
             multiply_tile(
                 a_address + row * a_stride, a_stride // 4,
-                b_address + column, b_stride // 4,
+                b, b_address + column, b_stride // 4,
                 c_address + row * c_stride + column, c_stride // 4,
                 a.shape[1],
             )  # fmt: skip

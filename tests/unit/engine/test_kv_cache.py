@@ -5,6 +5,8 @@ import torch
 
 from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.engine.kv_cache import KVCache, default_budget_bytes, num_blocks_that_fit
+from kvasir.kernels.kv_rows import read_rows
+from kvasir.kernels.write_kv import write_kv
 
 CPU = torch.device("cpu")
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=3, total_kv_heads=3, head_dim=8, block_size=4, dtype="float32")
@@ -21,6 +23,21 @@ def test_a_block_is_one_piece_of_bytes(dtype: str) -> None:
     cache.write(BlockId(1), payload)
     assert torch.equal(cache.data[1], cache.data[3])
     assert not cache.data[[0, 2, 4]].any()
+
+
+def test_a_block_in_int8_has_its_scales_in_it() -> None:
+    layout = replace(LAYOUT, dtype="int8")
+    cache = KVCache(layout, 3, CPU)
+    assert layout.bytes_per_block == 2 * 2 * 3 * 4 * (8 + 4)
+    assert num_blocks_that_fit(10 * LAYOUT.bytes_per_block, layout) == 26
+    qkv = torch.randn(1, 9 * 8)
+    write_kv(qkv, None, None, torch.tensor([4]), cache.data, 1)
+    cache.write(BlockId(2), cache.read(BlockId(1)))
+    cache.copy(BlockId(1), BlockId(0))
+    rows = read_rows(cache.data, torch.float32)
+    for block in range(3):
+        torch.testing.assert_close(rows[block, 1, :, :, 0].flatten(), qkv[0, 24:], rtol=0, atol=0.02)
+        assert not rows[block, 0].any()
 
 
 def test_budget() -> None:

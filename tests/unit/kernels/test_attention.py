@@ -96,6 +96,45 @@ def test_several_tokens_of_each_sequence(softcap: float) -> None:
     torch.testing.assert_close(decode(step, 20, softcap), reference(step, 20, softcap), rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block"), SHAPES)
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (1, 0.0), (20, 5.0)])
+def test_caches_in_fewer_bytes_agree_with_the_reference(
+    dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, block: int, window: int, softcap: float
+) -> None:
+    shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "block": block}
+    lengths, num_new = [2, 65, 200, 131], [2, 65, 3, 130]
+    step = paged(lengths, num_new, **shape).in_dtype(dtype)
+    expected = reference(step, window, softcap)
+    torch.testing.assert_close(prefill(step, window, softcap), expected, rtol=1e-4, atol=2e-5)
+    step = paged([1, 2, block, block + 1, 3 * block, 150], [1] * 6, **shape).in_dtype(dtype)
+    torch.testing.assert_close(decode(step, window, softcap), reference(step, window, softcap), rtol=1e-4, atol=2e-5)
+
+
+def test_a_scale_is_its_own_tokens_alone() -> None:
+    """By hand: one head, blocks of 4 tokens; the only value that counts is that of the last of 6 tokens."""
+    kv_cache = torch.zeros(2, 2, 2, 1, 4, 8 + 4, dtype=torch.int8)
+    head = kv_cache[1, LAYER].view(2, -1)  # keys, values: [4 x 8 | 4 scales]
+    head[0, 8:16] = 100
+    head[0, 32:].view(torch.float32)[:2] = torch.tensor([1.0, 0.5])
+    head[1, 8:16] = torch.arange(8)
+    head[1, 32:].view(torch.float32)[:] = torch.tensor([torch.nan, 0.25, torch.nan, torch.nan])
+    head[1, 32:].view(torch.float32)[0] = 3.0
+    starts, lengths = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([6], dtype=torch.int32)
+    step = Paged(torch.ones(1, 8), kv_cache, torch.tensor([[0, 1]], dtype=torch.int32), starts, lengths, 8)
+    for attend in (decode, prefill, reference):  # the last key's score is 400 x 8^-0.5, all others' 0
+        torch.testing.assert_close(attend(step), torch.arange(8).float()[None] * 0.25)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8])
+def test_a_broken_value_shows_whatever_the_cache_is_in(dtype: torch.dtype) -> None:
+    step = paged([40, 40], [1, 1], heads=4, kv_heads=2, head_dim=64, block=16)
+    step.kv_cache[step.block_tables[0, 1], LAYER, 1, 0, 3, 5] = torch.nan
+    for out in (decode(step.in_dtype(dtype)), prefill(step.in_dtype(dtype))):
+        assert out[0].isnan().any()
+        assert not out[1].isnan().any()
+
+
 def test_a_sequence_does_not_feel_the_others() -> None:
     together = paged([300, 70, 5], [100, 70, 1], heads=4, kv_heads=2, head_dim=64, block=16)
     out = prefill(together)

@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from kvasir.kernels.gelu_mul import gelu_mul, gelu_mul_reference
+from kvasir.kernels.kv_rows import read_rows
 from kvasir.kernels.rms_norm import rms_norm, rms_norm_reference
 from kvasir.kernels.silu_mul import silu_mul, silu_mul_reference
 from kvasir.kernels.write_kv import write_kv, write_kv_reference
+from tests.unit.kernels.paged import in_dtype
 
 NUM_TOKENS = [1, 16, 17, 100]
 
@@ -67,6 +69,37 @@ def test_write_kv(num_tokens: int, rotated: float, heads: int, kv_heads: int, he
     write_kv(qkv, cos, sin, slots, kv_cache, 1)
     torch.testing.assert_close(qkv, expected_qkv, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(kv_cache, expected_cache, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block"), [(9, 3, 64, 16), (2, 2, 8, 3), (1, 1, 20, 1)])
+def test_write_kv_in_fewer_bytes(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, block: int) -> None:
+    """Bit by bit; rows of zeros and of what is not finite, or too large, included. Other places stay as they are."""
+    num_tokens = 37
+    qkv = torch.randn(num_tokens, (heads + 2 * kv_heads) * head_dim)
+    qkv[3] = 0
+    for token, value in ((5, torch.nan), (6, torch.inf), (7, 1e6), (8, 1e-40), (9, -7e4)):
+        qkv[token, -3] = value
+    kv_cache = in_dtype(torch.randn(num_tokens // block + 3, 2, 2, kv_heads, block, head_dim), dtype)
+    slots = torch.randperm(kv_cache.shape[0] * block)[:num_tokens]
+    slots[11] = -1
+    expected, before = kv_cache.clone(), kv_cache.clone()
+    write_kv_reference(qkv.clone(), None, None, slots, expected, 1)
+    write_kv(qkv, None, None, slots, kv_cache, 1)
+    assert torch.equal(kv_cache.view(torch.uint8), expected.view(torch.uint8))
+    assert torch.equal(kv_cache[:, 0].view(torch.uint8), before[:, 0].view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8])
+def test_what_is_written_in_fewer_bytes_is_rotated(dtype: torch.dtype) -> None:
+    qkv, angles = torch.randn(5, 3 * 16), torch.rand(5, 8) * 6
+    slots = torch.tensor([4, 0, 7, 2, 9])
+    exact, kv_cache = torch.zeros(3, 1, 2, 1, 4, 16), in_dtype(torch.zeros(3, 1, 2, 1, 4, 16), dtype)
+    write_kv_reference(qkv.clone(), angles.cos(), angles.sin(), slots, exact, 0)
+    write_kv(qkv, angles.cos(), angles.sin(), slots, kv_cache, 0)
+    largest = exact.abs().amax(-1, keepdim=True)
+    step = largest / 127 if dtype == torch.int8 else largest * 2**-10
+    assert bool(((read_rows(kv_cache, torch.float32) - exact).abs() <= 0.51 * step + 1e-7).all())
 
 
 def test_write_kv_without_rotation_copies_exactly() -> None:

@@ -12,12 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvasir.engine.blocks import KVLayout
+from kvasir.engine.kv_cache import cache_shape
 from kvasir.kernels.kv_codec import convert_reference
+from kvasir.kernels.kv_rows import read_rows
 from kvasir.kv_connector.base import BlockHeader, BlockKey, Frame
 from kvasir.kv_connector.codec import (
     CODECS,
     DTYPES,
     STORED_FORMS,
+    codec_for,
     decode,
     encode,
     is_exact,
@@ -29,8 +32,10 @@ from kvasir.kv_connector.errors import BadFrame
 from kvasir.kv_connector.header import Expected, checksum_of, pack, store_key, verify
 from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.testing import IDENTITY, LARGE, SMALL
+from tests.unit.kernels.paged import in_dtype
 
 KEY = BlockKey(bytes(range(32)))
+FLOATS = tuple(dtype for dtype in DTYPES if dtype != "int8")
 
 layouts = st.builds(
     lambda layers, heads, head_dim, block_size, dtype: KVLayout(
@@ -45,9 +50,9 @@ layouts = st.builds(
     st.integers(1, 4),
     st.sampled_from([1, 3, 5, 8, 17, 64]),
     st.sampled_from([1, 2, 5, 16]),
-    st.sampled_from(DTYPES),
+    st.sampled_from(FLOATS),
 )
-codecs, dtypes, seeds = st.sampled_from(CODECS), st.sampled_from(DTYPES), st.integers(0, 2**32 - 1)
+codecs, dtypes, seeds = st.sampled_from(CODECS), st.sampled_from(FLOATS), st.integers(0, 2**32 - 1)
 
 
 def shape_of(layout: KVLayout) -> tuple[int, ...]:
@@ -135,6 +140,64 @@ def test_exact_codecs_bring_back_any_bits(codec: str, layout: KVLayout, seed: in
     payload = encode(codec, data.data, layout)
     assert payload.nbytes in payload_sizes(codec, layout)
     assert bytes(decode(header_of(codec, payload, layout), payload, layout)) == data.tobytes()
+
+
+def quantized_block(block: torch.Tensor, layout: KVLayout) -> memoryview:
+    """What an int8 cache of the layout holds of these values."""
+    cache = in_dtype(block.float()[None], torch.int8)
+    assert cache.nbytes == layout.bytes_per_block
+    return bytes_of(cache)
+
+
+int8_layouts = layouts.map(lambda layout: replace(layout, dtype="int8")).filter(
+    lambda layout: layout.block_size * layout.head_dim % 4 == 0
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(["none", "lossless"]), int8_layouts, dtypes, seeds)
+def test_blocks_of_an_int8_cache(codec: str, layout: KVLayout, dtype: str, seed: int) -> None:
+    """Two such nodes exchange exact bytes; a node of another dtype gets the values that the bytes stand for."""
+    into = replace(layout, dtype=dtype)
+    sent = quantized_block(some_block(into, seed), layout)
+    payload = encode(codec, sent, layout)
+    header = verify(Frame(pack(header_of(codec, payload, layout)), payload), expected_by(into))
+    assert bytes(decode(header, payload, layout)) == bytes(sent)
+    held = torch.from_numpy(np.frombuffer(sent, np.int8).copy()).view(cache_shape(layout, 1))
+    values = convert_reference(read_rows(held, torch.float32)[0], getattr(torch, dtype))
+    assert torch.equal(block_of(decode(header, payload, into), into), values)
+    assert is_exact(codec, layout, layout)
+    assert not is_exact(codec, layout, into)
+    assert not is_exact(codec, into, layout)
+
+
+@settings(max_examples=100, deadline=None)
+@given(codecs, int8_layouts, dtypes, seeds)
+def test_blocks_for_an_int8_cache(codec: str, into: KVLayout, dtype: str, seed: int) -> None:
+    layout = replace(into, dtype=dtype)
+    block = some_block(layout, seed)
+    payload = encode(codec, bytes_of(block), layout)
+    received = decode(header_of(codec, payload, layout), payload, into)
+    if codec in ("none", "lossless"):
+        assert bytes(received) == bytes(quantized_block(block, into))
+    held = torch.from_numpy(np.frombuffer(received, np.int8).copy()).view(cache_shape(into, 1))
+    error = (read_rows(held, torch.float32)[0].double() - block.double()).abs()
+    assert bool((error <= 2 * largest_error(block, layout, layout)).all())
+
+
+def test_lossy_codecs_leave_int8_blocks_as_they_are() -> None:
+    layout = replace(SMALL, dtype="int8")
+    for codec in ("fp16", "int8"):
+        assert codec_for(codec, layout) == "none"
+        assert codec_for(codec, SMALL) == codec
+        assert stored_as(codec, layout) == stored_as("none", layout) == "exact-int8"
+        assert not payload_sizes(codec, layout)
+        with pytest.raises(ValueError, match="packs no blocks of int8"):
+            encode(codec, memoryview(bytes(layout.bytes_per_block)), layout)
+        payload = memoryview(bytes(layout.bytes_per_block))
+        with pytest.raises(BadFrame):
+            decode(header_of(codec, payload, layout), payload, SMALL)
+    assert codec_for("lossless", layout) == "lossless"
 
 
 def test_none_copies_nothing() -> None:
@@ -259,7 +322,7 @@ def test_a_sender_that_makes_nonsense_and_signs_it_is_survived(codec: str, data:
     assert num_bytes == SMALL.bytes_per_block or reason in (MissReason.TRUNCATED, MissReason.CODEC)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("named", [*CODECS, "", "zip", "INT8"])
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_payload_under_another_codecs_name_is_refused(codec: str, named: str, dtype: str) -> None:
@@ -343,12 +406,12 @@ def test_a_size_that_no_block_has_is_refused_by_the_header_alone() -> None:
 
 
 def test_only_what_the_receiver_would_have_computed_itself_is_exact() -> None:
-    bf16, half = replace(SMALL, dtype="bfloat16"), replace(SMALL, dtype="float16")
+    layouts_by_dtype = [replace(SMALL, dtype=dtype) for dtype in DTYPES]
     exact = {
         (codec, sender.dtype, into.dtype)
         for codec in CODECS
-        for sender in (SMALL, bf16, half)
-        for into in (SMALL, bf16, half)
+        for sender in layouts_by_dtype
+        for into in layouts_by_dtype
         if is_exact(codec, sender, into)
     }
     assert exact == {(codec, dtype, dtype) for codec in ("none", "lossless") for dtype in DTYPES} | {
@@ -359,7 +422,7 @@ def test_only_what_the_receiver_would_have_computed_itself_is_exact() -> None:
 def test_exact_blocks_of_one_dtype_share_a_name_and_no_others_do() -> None:
     assert stored_as("none", SMALL) == stored_as("lossless", SMALL) == "exact-float32"
     forms = {stored_as(codec, replace(SMALL, dtype=dtype)) for codec in CODECS for dtype in DTYPES}
-    assert len(forms) == 3 + 3 + 2  # exact ones, int8, and fp16 of what is not float16 already
+    assert len(forms) == 4 + 3 + 2  # exact ones, int8 of floats, and fp16 of those that are not float16 already
     assert forms <= STORED_FORMS
     assert store_key(KEY, SMALL) == store_key(KEY, SMALL, stored_as("lossless", SMALL))
     assert len({store_key(KEY, SMALL, form) for form in forms}) == len(forms)
