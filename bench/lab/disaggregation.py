@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     shape, quiet = Shape(options.input_len, options.output_len), Quiet()
     file = options.output / "disaggregation.json"
-    unloaded, points = read_earlier(file, shape)
+    unloaded, points, quiet.shares = read_earlier(file, shape)
     with ExitStack() as stack:
         urls = {COLOCATED: options.colocated, DISAGGREGATED: options.disaggregated}
         for name, url in urls.items():
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
                 points.append(measure(name, url, rate, shape, options.seconds, options.seed))
                 print(points[-1].line(), file=sys.stderr)
     about = machine() | {"busy_with_other_things": str(quiet)}
-    write(file, about, shape, unloaded, points)
+    write(file, about, quiet, shape, unloaded, points)
     return 0
 
 
@@ -135,22 +135,24 @@ async def _load(
         return await run_load(prompts, arrivals_s, send, max_concurrency)
 
 
-def read_earlier(file: Path, shape: Shape) -> tuple[list[Unloaded], list[Point]]:
-    """What other runs found for requests of this shape."""
+def read_earlier(file: Path, shape: Shape) -> tuple[list[Unloaded], list[Point], list[float]]:
+    """What other runs found for requests of this shape; and how busy the machine was with other things."""
     if not file.exists():
-        return [], []
+        return [], [], []
     earlier: dict[str, Any] = json.loads(file.read_text())
     if earlier["shape"] != asdict(shape):
-        return [], []
-    return [Unloaded(**one) for one in earlier["unloaded"]], [Point.from_json(one) for one in earlier["points"]]
+        return [], [], []
+    unloaded = [Unloaded(**one) for one in earlier["unloaded"]]
+    return unloaded, [Point.from_json(one) for one in earlier["points"]], earlier.get("busy", [])
 
 
 def write(
-    file: Path, about: dict[str, Any], shape: Shape, unloaded: Sequence[Unloaded], points: Sequence[Point]
+    file: Path, about: dict[str, Any], quiet: Quiet, shape: Shape, unloaded: Sequence[Unloaded], points: Sequence[Point]
 ) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     everything = {
         "machine": about,
+        "busy": quiet.shares,
         "shape": asdict(shape),
         "unloaded": [asdict(one) for one in unloaded],
         "points": [asdict(one) for one in points],

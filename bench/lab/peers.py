@@ -90,13 +90,15 @@ class Found:
 
     measurements: list[Measurement] = field(default_factory=list)
     num_rounds: int = 0
+    busy: list[float] = field(default_factory=list)  # with other things: the machine's share, before each round
 
     @classmethod
     def read(cls, file: Path) -> "Found":
         if not file.exists():
             return cls()
         earlier = json.loads(file.read_text())
-        return cls([Measurement(**one) for one in earlier["measurements"]], earlier["num_rounds"])
+        measurements = [Measurement(**one) for one in earlier["measurements"]]
+        return cls(measurements, earlier["num_rounds"], earlier.get("busy", []))
 
     def add_round(self, peers: Sequence[Peer], workload: Workload) -> None:
         answers: dict[int, dict[str, list[list[int]] | list[str]]] = {}
@@ -136,12 +138,17 @@ def main(argv: list[str]) -> int:
     peers = [Peer(name, f"{command} {name} {{workload}}") for name in options.ours] + options.peers
     file, quiet = options.output / "peers.json", Quiet()
     found = Found.read(file)
+    quiet.shares = found.busy
     for _ in range(options.rounds):
         quiet.look()
         found.add_round(peers, Workload(options.concurrency, options.input_len, options.output_len, found.num_rounds))
     about = machine() | {"busy_with_other_things": str(quiet)}
     options.output.mkdir(parents=True, exist_ok=True)
-    everything = {"num_rounds": found.num_rounds, "measurements": [asdict(one) for one in found.measurements]}
+    everything = {
+        "num_rounds": found.num_rounds,
+        "busy": found.busy,
+        "measurements": [asdict(one) for one in found.measurements],
+    }
     file.write_text(json.dumps({"machine": about} | everything, indent=1) + "\n")
     text = as_markdown(about, options.input_len, options.output_len, found.measurements)
     file.with_suffix(".md").write_text(text)
