@@ -13,6 +13,7 @@ _FEATURES = import_module("llvmlite.binding").get_host_cpu_features()
 _IS_WIDE = bool(_FEATURES.get("avx512f"))
 PANEL = 32 if _IS_WIDE else 16  # columns: two registers
 ROWS = (1, 2, 4, 8, 12) if _IS_WIDE else (1, 2, 4, 6)  # of a tile; with 12 x 2 (6 x 2) sums in registers
+PAIR_ROWS = ROWS[-1] // 2  # of a tile that is two panels wide: fewer loads for as many sums
 # Without F16C, compilers turn a float16 into a float32 by a call of a function that may not be there.
 CONVERTS_FLOAT16 = bool(_FEATURES.get("f16c")) or not any("sse" in name for name in _FEATURES)
 
@@ -61,6 +62,43 @@ def multiply_panel(
     return types.void(i64, i64, i64, panel, i64, i64, i64, i64, i64, i64, i64), codegen
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def expand_panel(typing: Any, panel: Any, address: Any, scales: Any, first: Any, count: Any, out: Any) -> Any:
+    """out[count, PANEL] = panel[first : first + count] as float32, by address; the other arguments as above"""
+    kind = panel.dtype
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address, scales, first, count, out = arguments[1:]
+        nothing = ir.Constant(_I64, 0)
+        tile = _Tile(builder, kind, nothing, nothing, nothing, address, scales, first, count, nothing, nothing, out)
+        tile.expand()
+        return context.get_dummy_value()
+
+    return types.void(panel, *[types.int64] * 5), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def multiply_pair(
+    typing: Any, x: Any, x_stride: Any, num_rows: Any, weights: Any, weights_stride: Any, count: Any, sums: Any
+) -> Any:
+    """sums[PAIR_ROWS, 2 PANEL] += x[R, count] @ (weights[0][count, PANEL], weights[1]), by address. R <= PAIR_ROWS
+
+    x_stride: floats a row    weights: float32, the second panel's `weights_stride` bytes behind the first's
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        x, x_stride, num_rows, weights, weights_stride, count, sums = arguments
+        nothing = ir.Constant(_I64, 0)
+        pair = [
+            _Tile(builder, _FLOAT32, x, x_stride, num_rows, panel, nothing, nothing, count, nothing, nothing, sums)
+            for panel in (weights, builder.add(weights, weights_stride))
+        ]
+        pair[0].multiply_beside(pair[1])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 7), codegen
+
+
 class _Tile:
     """Writes the LLVM code of one tile."""
 
@@ -91,6 +129,38 @@ class _Tile:
         for r, row in enumerate(cells):
             self._finish(row, scale, self._at(self._sums, 4 * PANEL * r, _VECTOR))
 
+    def multiply_beside(self, other: "_Tile") -> None:
+        """Both panels with the same rows; sums of the two take turns."""
+        builder = self._builder
+        x_rows = [self._row(r) for r in range(PAIR_ROWS)]
+        places = [[self._at(self._sums, 4 * PANEL * (2 * r + i), _VECTOR) for i in (0, 1)] for r in range(PAIR_ROWS)]
+        cells = [[cgutils.alloca_once(builder, _VECTOR) for _ in (0, 1)] for _ in range(PAIR_ROWS)]
+        pairs = [(cells[r][i], places[r][i]) for r in range(PAIR_ROWS) for i in (0, 1)]
+        for cell, place in pairs:
+            builder.store(builder.load(place, align=4), cell)
+        zero, one = ir.Constant(_I64, 0), ir.Constant(_I64, 1)
+        with cgutils.for_range_slice(builder, zero, self._count, one, intp=_I64) as (k, _):
+            weights = [tile._load_weights(k, None) for tile in (self, other)]
+            for x_row, row in zip(x_rows, cells, strict=True):
+                spread = self._spread(x_row, k)
+                for cell, each in zip(row, weights, strict=True):
+                    product = builder.fmul(spread, each, flags=_FUSE)
+                    builder.store(builder.fadd(builder.load(cell), product, flags=_FUSE), cell)
+        for cell, place in pairs:
+            builder.store(builder.load(cell), place, align=4)
+
+    def expand(self) -> None:
+        builder = self._builder
+        zero = self._half_vector(2 * PANEL) if self._kind == _INT4 else None
+        scale = self._half_vector(0) if self._kind in (_INT8, _INT4) else None
+        start, one = ir.Constant(_I64, 0), ir.Constant(_I64, 1)
+        with cgutils.for_range_slice(builder, start, self._count, one, intp=_I64) as (k, _):
+            weights = self._load_weights(builder.add(self._first, k), zero)
+            if scale is not None:
+                weights = builder.fmul(weights, scale)
+            place = builder.add(self._sums, builder.mul(k, ir.Constant(_I64, 4 * PANEL)))
+            builder.store(weights, self._at(place, 0, _VECTOR), align=4)
+
     def _finish(self, cells: list[Any], scale: Any, place: Any) -> None:
         builder = self._builder
         total = builder.load(cells[0])
@@ -112,13 +182,16 @@ class _Tile:
         """cells[r] += x[r, k] * panel[k]"""
         builder = self._builder
         weights = self._load_weights(k, zero)
+        for x_row, cell in zip(x_rows, cells, strict=True):
+            product = builder.fmul(self._spread(x_row, k), weights, flags=_FUSE)
+            builder.store(builder.fadd(builder.load(cell), product, flags=_FUSE), cell)
+
+    def _spread(self, x_row: Any, k: Any) -> Any:
+        """x[r, k] everywhere"""
         undefined, lane = ir.Constant(_VECTOR, ir.Undefined), ir.Constant(_I32, 0)
         everywhere = ir.Constant(ir.VectorType(_I32, PANEL), None)
-        for x_row, cell in zip(x_rows, cells, strict=True):
-            value = builder.load(builder.gep(x_row, [k]))
-            spread = builder.shuffle_vector(builder.insert_element(undefined, value, lane), undefined, everywhere)
-            product = builder.fmul(spread, weights, flags=_FUSE)
-            builder.store(builder.fadd(builder.load(cell), product, flags=_FUSE), cell)
+        value = self._builder.insert_element(undefined, self._builder.load(self._builder.gep(x_row, [k])), lane)
+        return self._builder.shuffle_vector(value, undefined, everywhere)
 
     def _load_weights(self, k: Any, zero: Any) -> Any:
         """As float32, but for the scale."""

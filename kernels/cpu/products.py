@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from kvasir.kernels.cpu.panel_tile import PANEL, ROWS, multiply_panel
+from kvasir.kernels.cpu.panel_tile import PAIR_ROWS, PANEL, ROWS, expand_panel, multiply_pair, multiply_panel
 from kvasir.kernels.cpu.simd import (
     carray,
     compiled,
@@ -12,6 +12,7 @@ from kvasir.kernels.cpu.simd import (
     int8_array,
     lazy_loop,
     next_piece,
+    padded,
     uint8_array,
     uint16_array,
 )
@@ -21,6 +22,9 @@ MOST_PIECES = 32
 _MOST_ROWS = ROWS[-1]
 _FEWER_ROWS = ROWS[-2]
 _AHEAD_BYTES = 2048
+_MANY_ROWS = 128  # from here on, rows go in blocks
+_ROWS_OF_A_BLOCK, _BYTES_OF_A_BLOCK = 192, 512 << 10
+_INPUTS_OF_A_SLAB = 192
 
 
 @compiled
@@ -80,9 +84,8 @@ def _multiply_panel(x: Any, panels: Any, p: Any, next_p: Any, scales: Any, group
 
 
 @compiled
-def _multiply(counter: Any, x: Any, panels: Any, scales: Any, group_size: Any, bias: Any, has_bias: Any, out: Any,
-              ) -> None:  # fmt: skip
-    """panels [P, elements of a panel]; scales [P, bytes of a panel's scales], group by group"""
+def _multiply_few(counter: Any, x: Any, panels: Any, scales: Any, group_size: Any, bias: Any, has_bias: Any, out: Any,
+                  ) -> None:  # fmt: skip
     num_panels = panels.shape[0]
     panels_a_piece = max(1, num_panels // MOST_PIECES)
     sums = np.empty((_MOST_ROWS, PANEL), np.float32)
@@ -96,6 +99,84 @@ def _multiply(counter: Any, x: Any, panels: Any, scales: Any, group_size: Any, b
         piece = next_first
 
 
+@compiled
+def _expand_slab(panels: Any, p: Any, scales: Any, scale_bytes: Any, group_size: Any, first: Any, count: Any,
+                 slab: Any) -> None:  # fmt: skip
+    """slab[k] = input first + k of the panel, as float32"""
+    panel, panel_scales = panels.ctypes.data + p * panels.strides[0], scales.ctypes.data + p * scales.strides[0]
+    k = first
+    while k < first + count:
+        group = k // group_size
+        length = min((group + 1) * group_size, first + count) - k
+        place = slab.ctypes.data + (k - first) * 4 * PANEL
+        expand_panel(panels, panel, panel_scales + group * scale_bytes, k, length, place)
+        k += length
+
+
+@compiled
+def _multiply_rows(x: Any, start: Any, stop: Any, panels: Any, pair: Any, is_float32: Any, scales: Any, group_size: Any,
+                   bias: Any, has_bias: Any, out: Any, slab: Any, sums: Any) -> None:  # fmt: skip
+    """out[start:stop] of two panels, slab by slab of their inputs: each slab is expanded once for all of these rows"""
+    num_inputs = x.shape[1]
+    scale_bytes = scales.shape[1] // ((num_inputs + group_size - 1) // group_size)
+    p, other = 2 * pair, min(2 * pair + 1, panels.shape[0] - 1)
+    for t in range(stop - start):
+        for c in range(2 * PANEL):
+            sums[t, c] = 0
+    for first in range(0, num_inputs, slab.shape[1]):
+        count = min(slab.shape[1], num_inputs - first)
+        weights = panels.ctypes.data + p * panels.strides[0] + first * 4 * PANEL
+        stride = (other - p) * panels.strides[0]
+        if not is_float32:
+            _expand_slab(panels, p, scales, scale_bytes, group_size, first, count, slab[0])
+            _expand_slab(panels, other, scales, scale_bytes, group_size, first, count, slab[1])
+            weights, stride = slab.ctypes.data, slab.strides[0]
+        for t in range(start, stop, PAIR_ROWS):
+            multiply_pair(
+                x.ctypes.data + t * x.strides[0] + first * 4, x.strides[0] // 4, min(PAIR_ROWS, stop - t),
+                weights, stride, count, sums.ctypes.data + (t - start) * sums.strides[0],
+            )  # fmt: skip
+    first_output = p * PANEL
+    width = min(2 * PANEL, out.shape[1] - first_output)
+    for t in range(start, stop):
+        if has_bias:
+            for c in range(width):
+                out[t, first_output + c] = sums[t - start, c] + bias[first_output + c]
+        else:
+            for c in range(width):
+                out[t, first_output + c] = sums[t - start, c]
+
+
+@compiled
+def _multiply_many(counter: Any, x: Any, panels: Any, is_float32: Any, scales: Any, group_size: Any, bias: Any,
+                   has_bias: Any, out: Any) -> None:  # fmt: skip
+    """A piece is two panels and as many rows of x as stay in the second cache while panel after panel passes."""
+    num_tokens, num_inputs = x.shape
+    num_pairs = (panels.shape[0] + 1) // 2
+    most = max(PAIR_ROWS, min(_ROWS_OF_A_BLOCK, _BYTES_OF_A_BLOCK // (4 * num_inputs)))
+    num_blocks = (num_tokens + most - 1) // most
+    block = padded((num_tokens + num_blocks - 1) // num_blocks, PAIR_ROWS)
+    slab = np.empty((2, _INPUTS_OF_A_SLAB, PANEL), np.float32)
+    sums = np.empty((block, 2 * PANEL), np.float32)
+    while True:
+        piece = next_piece(counter)
+        start = piece // num_pairs * block
+        if start >= num_tokens:
+            return
+        _multiply_rows(x, start, min(start + block, num_tokens), panels, piece % num_pairs, is_float32, scales,
+                       group_size, bias, has_bias, out, slab, sums)  # fmt: skip
+
+
+@compiled
+def _multiply(counter: Any, x: Any, panels: Any, is_float32: Any, scales: Any, group_size: Any, bias: Any,
+              has_bias: Any, out: Any) -> None:  # fmt: skip
+    """panels [P, elements of a panel]; scales [P, bytes of a panel's scales], group by group"""
+    if x.shape[0] < _MANY_ROWS:
+        _multiply_few(counter, x, panels, scales, group_size, bias, has_bias, out)
+    else:
+        _multiply_many(counter, x, panels, is_float32, scales, group_size, bias, has_bias, out)
+
+
 # Arguments: [counter, T, I, O, x, panels, P, elements of a panel, scales, bytes of a panel's scales, group size,
 #             bias or 0, out]
 
@@ -104,7 +185,7 @@ def _multiply(counter: Any, x: Any, panels: Any, scales: Any, group_size: Any, b
 def multiply_float32(arguments: Any) -> None:
     a = carray(arguments, 13)
     panels = float32_array(a[5], (a[6], a[7]))
-    _multiply(arguments, float32_array(a[4], (a[1], a[2])), panels, uint8_array(a[8], (a[6], a[9])), a[10],
+    _multiply(arguments, float32_array(a[4], (a[1], a[2])), panels, True, uint8_array(a[8], (a[6], a[9])), a[10],
               float32_array(a[11], (a[3],)), a[11] != 0, float32_array(a[12], (a[1], a[3])))  # fmt: skip
 
 
@@ -112,7 +193,7 @@ def multiply_float32(arguments: Any) -> None:
 def multiply_float16(arguments: Any) -> None:
     a = carray(arguments, 13)
     panels = uint16_array(a[5], (a[6], a[7]))
-    _multiply(arguments, float32_array(a[4], (a[1], a[2])), panels, uint8_array(a[8], (a[6], a[9])), a[10],
+    _multiply(arguments, float32_array(a[4], (a[1], a[2])), panels, False, uint8_array(a[8], (a[6], a[9])), a[10],
               float32_array(a[11], (a[3],)), a[11] != 0, float32_array(a[12], (a[1], a[3])))  # fmt: skip
 
 
@@ -120,7 +201,7 @@ def multiply_float16(arguments: Any) -> None:
 def multiply_int8(arguments: Any) -> None:
     a = carray(arguments, 13)
     panels = int8_array(a[5], (a[6], a[7]))
-    _multiply(arguments, float32_array(a[4], (a[1], a[2])), panels, uint8_array(a[8], (a[6], a[9])), a[10],
+    _multiply(arguments, float32_array(a[4], (a[1], a[2])), panels, False, uint8_array(a[8], (a[6], a[9])), a[10],
               float32_array(a[11], (a[3],)), a[11] != 0, float32_array(a[12], (a[1], a[3])))  # fmt: skip
 
 
@@ -128,5 +209,5 @@ def multiply_int8(arguments: Any) -> None:
 def multiply_int4(arguments: Any) -> None:
     a = carray(arguments, 13)
     panels = uint8_array(a[5], (a[6], a[7]))
-    _multiply(arguments, float32_array(a[4], (a[1], a[2])), panels, uint8_array(a[8], (a[6], a[9])), a[10],
+    _multiply(arguments, float32_array(a[4], (a[1], a[2])), panels, False, uint8_array(a[8], (a[6], a[9])), a[10],
               float32_array(a[11], (a[3],)), a[11] != 0, float32_array(a[12], (a[1], a[3])))  # fmt: skip

@@ -4,7 +4,7 @@ import torch
 from kvasir.kernels.linear import PackedLinear, Quantization, linear_reference, quantizing
 from kvasir.kernels.quantized import GroupedWeight, joined, quantize
 
-ROWS = [*range(1, 27), 33, 64, 70]
+ROWS = [*range(1, 27), 33, 70, 128, 391]  # the last in blocks of rows
 ODD_SHAPES = [(1, 1), (31, 5), (33, 64), (100, 72), (64, 97), (1030, 40)]  # outputs, inputs
 
 
@@ -48,7 +48,7 @@ def test_groups_of_any_size(group_size: int, num_inputs: int) -> None:
 def test_many_outputs_and_inputs() -> None:
     weight = torch.randn(4128, 1536)
     linear = PackedLinear(weight)
-    for num_tokens in (1, 17, 200):
+    for num_tokens in (1, 17, 100, 200):
         x = torch.randn(num_tokens, 1536)
         torch.testing.assert_close(linear(x), linear_reference(x, weight), rtol=1e-4, atol=1e-3)
 
