@@ -16,7 +16,7 @@ from kvasir.bench.check_options import CheckOptions, parse_options
 from kvasir.bench.check_report import Findings, Phase, as_markdown, draw, judge
 from kvasir.bench.load_generator import LoadResult, run_load
 from kvasir.bench.openai_client import Endpoint, Outcome, ask
-from kvasir.bench.resident_memory import MemorySamples, sampled_memory
+from kvasir.bench.resident_memory import MemorySamples, process_name, sampled_memory
 from kvasir.bench.serve import fixed_prompts, open_session, resolve_endpoint, tokenizer_of
 from kvasir.bench.workload import Prompt
 
@@ -71,7 +71,7 @@ async def check(options: CheckOptions) -> Findings:
 
 def _without_the_silent(memory: MemorySamples, own: str) -> MemorySamples:
     """The endpoint's own /metrics was not asked for by name: if it says nothing, nothing is missing."""
-    return {name: samples for name, samples in memory.items() if samples or name not in own}
+    return {name: samples for name, samples in memory.items() if samples or name != process_name(own)}
 
 
 class _Asker:

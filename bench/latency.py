@@ -50,6 +50,8 @@ def parse_options(argv: list[str]) -> LatencyOptions:
     add("--seed", type=int, default=0, help="of the prompts; each is new, so that no prefix cache helps")
     add("--output-json", type=Path, metavar="FILE", help="write the result")
     given = parser.parse_args(argv)
+    if given.num_iters_warmup < 0:
+        parser.error(f"--num-iters-warmup must be at least 0, got {given.num_iters_warmup}")
     return LatencyOptions(
         **target_fields(given),
         input_len=given.input_len,

@@ -81,8 +81,10 @@ class _Answer:
             return
         self.take_chunk(json.loads(data), now_s)
 
-    def take_chunk(self, chunk: dict[str, Any], now_s: float) -> None:
+    def take_chunk(self, chunk: Any, now_s: float) -> None:
         """Of a stream; or a whole answer, which is one chunk."""
+        if not isinstance(chunk, dict):
+            raise ValueError(f"no JSON object: {str(chunk)[:_LONGEST_ERROR]}")
         if error := chunk.get("error"):
             self.error = f"error within the stream: {json.dumps(error)[:_LONGEST_ERROR]}"
         if choices := chunk.get("choices"):

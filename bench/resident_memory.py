@@ -17,7 +17,9 @@ MemorySamples = dict[str, list[tuple[float, float]]]
 
 
 def process_name(url: str) -> str:
-    return urlsplit(url).netloc or url
+    """Host and port; and the path, where it is not the usual one."""
+    parts = urlsplit(url)
+    return f"{parts.netloc}{parts.path}".removesuffix("/metrics") or url
 
 
 @asynccontextmanager

@@ -67,13 +67,15 @@ def main(argv: list[str]) -> int:
         urls = {COLOCATED: options.colocated, DISAGGREGATED: options.disaggregated}
         for name, url in urls.items():
             urls[name] = url or stack.enter_context(_started(name, shape))
+        # The same for both set-ups, and new each time: a server that ran before may still hold the old ones' blocks.
+        seed = f"{options.seed} {len(points)}"
         for name, url in urls.items():
             quiet.look()
-            unloaded.append(measure_unloaded(name, url, shape, options.seed))
+            unloaded.append(measure_unloaded(name, url, shape, f"{seed} unloaded"))
         for rate in options.rates:
             for name, url in urls.items():
                 quiet.look()
-                points.append(measure(name, url, rate, shape, options.seconds, options.seed))
+                points.append(measure(name, url, rate, shape, options.seconds, f"{seed} {rate}"))
                 print(points[-1].line(), file=sys.stderr)
     about = machine() | {"busy_with_other_things": str(quiet)}
     write(file, about, quiet, shape, unloaded, points)
@@ -98,17 +100,17 @@ def warm_up(url: str, shape: Shape) -> None:
         refuse_failures(load)
 
 
-def measure_unloaded(name: str, url: str, shape: Shape, seed: int) -> Unloaded:
+def measure_unloaded(name: str, url: str, shape: Shape, seed: str) -> Unloaded:
     """One request after the other."""
-    prompts = shape.prompts(_NUM_UNLOADED, random.Random(seed + 1))
+    prompts = shape.prompts(_NUM_UNLOADED, random.Random(seed))
     load = asyncio.run(_load(url, prompts, [0.0] * len(prompts), max_concurrency=1))
     refuse_failures(load)
     ttft_s, tpot_s = (statistics.median(samples_s(load, metric)) for metric in ("ttft", "tpot"))
     return Unloaded(setup=name, ttft_s=ttft_s, tpot_s=tpot_s)
 
 
-def measure(name: str, url: str, rate: float, shape: Shape, seconds: float, seed: int) -> Point:
-    rng = random.Random(seed + 2)
+def measure(name: str, url: str, rate: float, shape: Shape, seconds: float, seed: str) -> Point:
+    rng = random.Random(seed)
     prompts = shape.prompts(max(1, round(rate * seconds)), rng)
     load = asyncio.run(_load(url, prompts, arrival_times_s(len(prompts), rate, 1.0, rng), None))
     refuse_failures(load)

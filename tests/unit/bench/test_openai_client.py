@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Callable
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from kvasir.bench.openai_client import Endpoint, Outcome, ask, first_model
 from kvasir.bench.workload import Prompt
@@ -122,3 +124,31 @@ async def test_first_model(scripted: ScriptedServer, session: aiohttp.ClientSess
     assert await first_model(session, scripted.url, {}) == "scripted"
     with pytest.raises(ValueError, match="cannot learn"):
         await first_model(session, "http://127.0.0.1:9", {})
+
+
+@pytest.mark.parametrize("backend", ["openai", "openai-chat"])
+async def test_a_whole_answer_comes_at_once(
+    scripted: ScriptedServer, session: aiohttp.ClientSession, backend: str
+) -> None:
+    outcome = await ask(session, endpoint(scripted, backend=backend, streams=False), PROMPT, clock=ticking())
+    assert outcome.error == ""
+    assert outcome.text == "".join(WORDS)
+    assert outcome.num_prompt_tokens == 11
+    assert outcome.timeline is not None
+    assert outcome.timeline.arrivals_s == (101.0,)
+    assert outcome.timeline.num_output_tokens == 7
+    assert scripted.bodies[0]["stream"] is False
+    assert "stream_options" not in scripted.bodies[0]
+
+
+@pytest.mark.parametrize("body", ["[1]", "null", "17", "no json", '"text"'])
+async def test_a_whole_answer_that_is_no_object_is_an_error(session: aiohttp.ClientSession, body: str) -> None:
+    async def nonsense(request: web.Request) -> web.Response:
+        return web.Response(text=body, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", nonsense)
+    async with TestServer(app) as server:
+        outcome = await ask(session, Endpoint(base_url=str(server.make_url("")), model="m", streams=False), PROMPT)
+    assert outcome.timeline is None
+    assert outcome.error
