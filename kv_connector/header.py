@@ -66,16 +66,17 @@ def verify(frame: Frame, expected: Expected) -> BlockHeader:
 def check_header(header: BlockHeader, expected: Expected) -> None:
     """Everything that is known before the payload is there: a size that its layout cannot need is refused by then."""
     checks = (
-        (MissReason.IDENTITY, header.kv_identity == expected.kv_identity, header.kv_identity.hex()),
+        (MissReason.IDENTITY, header.kv_identity == expected.kv_identity, header.kv_identity),
         (MissReason.LAYOUT, is_convertible(header.layout, expected.layout), header.layout),
-        (MissReason.KEY, header.key == expected.key, header.key.hex()),
+        (MissReason.KEY, header.key == expected.key, header.key),
         (MissReason.TOKENS, header.num_tokens == expected.num_tokens, header.num_tokens),
         (MissReason.CODEC, header.codec in CODECS, header.codec),
         (MissReason.EPOCH, expected.sender_epoch in (None, header.sender_epoch), header.sender_epoch),
     )
     for reason, is_right, found in checks:
         if not is_right:
-            raise BadFrame(reason, f"{reason.value} is {found}, wanted {expected}")
+            text = found.hex() if isinstance(found, bytes) else found
+            raise BadFrame(reason, f"{reason.value} is {text}, wanted {expected}")
     if header.payload_bytes not in payload_sizes(header.codec, header.layout):
         raise BadFrame(MissReason.TRUNCATED, f"no {header.codec} payload has {header.payload_bytes} bytes")
 

@@ -148,8 +148,8 @@ class Link:
     def _take(self, message: list[zmq.Frame]) -> None:
         head = message[0].bytes
         word, rest = head[:1], head[1:]
-        if word == protocol.BLOCK and len(message) == 2 and len(head) >= _HEAD_BYTES:
-            self._answer(head, Frame(head[_HEAD_BYTES:], message[1].buffer))
+        if word == protocol.BLOCK and len(message) % 2 == 0:
+            self._take_blocks(message)
         elif word == protocol.ABSENT and len(message) == 1 and len(head) == _HEAD_BYTES:
             self._answer(head, None)
         elif word == protocol.CHALLENGE and len(message) == 1:
@@ -160,6 +160,14 @@ class Link:
             self._lose("it refused this node")
         else:
             self._lose(f"it sent {head[:16]!r} in {len(message)} frames")
+
+    def _take_blocks(self, message: list[zmq.Frame]) -> None:
+        heads = [frame.bytes for frame in message[::2]]
+        if not all(len(head) >= _HEAD_BYTES and head.startswith(protocol.BLOCK) for head in heads):
+            self._lose("it sent blocks that have no number")
+            return
+        for head, payload in zip(heads, message[1::2], strict=True):
+            self._answer(head, Frame(head[_HEAD_BYTES:], payload.buffer))
 
     def _prove(self, challenge: bytes) -> None:
         sender_nonce, proof = challenge[: protocol.NONCE_BYTES], challenge[protocol.NONCE_BYTES :]

@@ -11,6 +11,7 @@
     RELEASE transfer, or KEEP_ALIVE transfer   -->
 
 A message is one frame, which begins with its word; a block's payload is a frame of its own, so that it is not copied.
+Several blocks may come in one message, one after the other: where they are small, a message costs more than a block.
 What is refused is answered by REFUSED.
 
 Before all that, ZeroMQ's own handshake lets in nobody who does not know the secret, so that strangers are dropped

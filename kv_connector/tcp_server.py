@@ -30,6 +30,7 @@ _NUM_PEERS_REMEMBERED = 1024
 _MAX_LENT = 2048
 _MAX_UNREAD = 1024  # replies to one receiver; of blocks there are fewer
 _BYTES_A_TURN = 1 << 20  # lent before it is the event loop's turn
+_BYTES_A_REPLY = 192 << 10  # blocks that are smaller share a message until it has so many
 _LOOPBACK_BUFFER_BYTES = 256 << 10  # what both ends copy through stays in the processor's cache
 _POLL_S = 0.005  # how soon it is seen that zmq has let go of a block
 _CLOSE_TIMEOUT_S = 5.0
@@ -146,6 +147,8 @@ class TcpServer:
             return
         first_number, transfer_id, keys = fetch
         self._known.move_to_end(peer)
+        if self._num_held[peer] + len(keys) > protocol.MAX_REQUESTS_PER_PEER:
+            self._take_back()  # what a fast receiver has had already must not make it too many
         for number, key in enumerate(keys, first_number):
             if self._num_held[peer] < protocol.MAX_REQUESTS_PER_PEER:
                 self._num_held[peer] += 1
@@ -160,14 +163,14 @@ class TcpServer:
     def _keep_alive(self, peer: bytes, transfer: bytes) -> None:
         self._source.keep_alive(TransferId(transfer.decode(errors="replace")))
 
-    def _send(self, peer: bytes, reply: bytes, lent: memoryview | None = None) -> zmq.MessageTracker | None:
-        """Never waits: who does not read, or has gone, gets nothing. Returns what follows the frame that is lent."""
+    def _send(self, peer: bytes, *reply: bytes | memoryview) -> list[zmq.MessageTracker]:
+        """Never waits: who does not read, or has gone, gets nothing. Returns what follows the frames that are lent."""
         try:
-            return self._socket.send(peer, reply, lent=lent)
+            return self._socket.send(peer, *reply)
         except zmq.ZMQError as error:
             log.debug("a reply found no taker: %s", error)
             self._known.pop(peer, None)
-            return None
+            return []
 
     def _nonce(self, peer: bytes) -> bytes:
         """Of this connection and this process; zmq gives each connection a name of its own."""
@@ -184,24 +187,34 @@ class TcpServer:
             if num_bytes >= _BYTES_A_TURN:
                 self._next_lending = asyncio.get_running_loop().call_soon(self._lend)
                 return
-            num_bytes += self._lend_one(self._queue.popleft())
+            num_bytes += self._lend_message(self._queue[0].peer)
 
-    def _lend_one(self, request: _Request) -> int:
-        """How many bytes it took."""
-        frame = self._borrow(request)
-        if frame is None:
-            self._let_go(request)
-            self._send(request.peer, protocol.ABSENT + request.number)
+    def _lend_message(self, peer: bytes) -> int:
+        """What this peer, the next one, has asked for, one block or several small ones; how many bytes it took."""
+        lent: list[_Request] = []
+        frames: list[bytes | memoryview] = []
+        num_bytes = 0
+        while self._queue and self._queue[0].peer == peer and num_bytes < _BYTES_A_REPLY:
+            if len(self._loans) + len(lent) >= _MAX_LENT:
+                break
+            request = self._queue.popleft()
+            frame = self._borrow(request)
+            if frame is None:
+                self._let_go(request)
+                self._send(peer, protocol.ABSENT + request.number)
+                continue
+            lent.append(request)
+            frames += (protocol.BLOCK + request.number + frame.header, frame.payload)
+            num_bytes += frame.payload.nbytes
+        if not lent:
             return 0
-        head = protocol.BLOCK + request.number + frame.header
-        tracker = self._send(request.peer, head, lent=frame.payload)
-        if tracker is None:
+        trackers = self._send(peer, *frames)
+        self._loans += map(_Loan, lent, trackers)
+        self._has_loans.set()
+        for request in lent[len(trackers) :]:
             self._source.give_back(request.transfer_id, request.key)
             self._let_go(request)
-            return 0
-        self._loans.append(_Loan(request, tracker))
-        self._has_loans.set()
-        return frame.payload.nbytes
+        return num_bytes
 
     def _borrow(self, request: _Request) -> Frame | None:
         if request.peer not in self._known:

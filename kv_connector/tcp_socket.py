@@ -22,17 +22,25 @@ class LoopSocket:
         self._loop.add_reader(self._descriptor, self._read)
         self.look()
 
-    def send(self, *frames: bytes, lent: memoryview | None = None) -> zmq.MessageTracker | None:
-        """One message; `lent`, its last frame, is not copied, and the tracker says when the socket has let go of it.
+    def send(self, *frames: bytes | memoryview) -> list[zmq.MessageTracker]:
+        """One message. A memoryview in it is lent, not copied, and its tracker says when the socket has let go of it.
 
-        Raises zmq.ZMQError instead of waiting: what does not fit now is not sent.
+        Raises zmq.ZMQError instead of waiting: what does not fit now is not sent, and nothing of it is lent. Where a
+        socket ends in the middle of a message, there are fewer trackers: the later frames have not been lent.
         """
-        last = len(frames) - (lent is None)
-        for index, frame in enumerate(frames):
-            self._socket.send(frame, _NOBLOCK if index == last else _MORE)
-        tracker = None if lent is None else self._socket.send(lent, _NOBLOCK, copy=False, track=True)
+        trackers: list[zmq.MessageTracker] = []
+        try:
+            for left, frame in enumerate(frames, 1 - len(frames)):
+                flags = _MORE if left else _NOBLOCK
+                if isinstance(frame, bytes):
+                    self._socket.send(frame, flags)
+                else:
+                    trackers.append(self._socket.send(frame, flags, copy=False, track=True))
+        except zmq.ZMQError:
+            if not trackers:
+                raise
         self.look()
-        return tracker
+        return trackers
 
     def look(self) -> None:
         """Soon. A socket's descriptor tells of news once only, and not if a call has come across them in passing."""

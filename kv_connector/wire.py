@@ -1,5 +1,7 @@
 """The only file here that knows proto: messages to values and back."""
 
+from functools import lru_cache
+
 from google.protobuf.message import DecodeError
 
 from kvasir.engine.blocks import KVLayout
@@ -7,6 +9,7 @@ from kvasir.kv_connector.base import BlockHeader, BlockKey, Endpoint, Ticket, Tr
 from kvasir.proto import common_pb2, kv_pb2
 
 
+@lru_cache(maxsize=64)  # nobody changes what it returns: a message that has it as a part has a copy
 def layout_to_proto(layout: KVLayout) -> kv_pb2.BlockLayout:
     return kv_pb2.BlockLayout(
         num_layers=layout.num_layers,
@@ -29,6 +32,11 @@ def layout_from_proto(message: kv_pb2.BlockLayout) -> KVLayout:
         block_size=message.block_size,
         dtype=message.dtype,
     )
+
+
+@lru_cache(maxsize=64)  # as good as all blocks of a node have the same one
+def _layout_from_bytes(data: bytes) -> KVLayout:
+    return layout_from_proto(kv_pb2.BlockLayout.FromString(data))
 
 
 def header_to_bytes(header: BlockHeader, format_version: int) -> bytes:
@@ -55,7 +63,7 @@ def header_from_bytes(data: bytes, format_version: int) -> BlockHeader:
         raise ValueError(f"header format {message.format_version}, wanted {format_version}")
     return BlockHeader(
         kv_identity=message.kv_identity,
-        layout=layout_from_proto(message.layout),
+        layout=_layout_from_bytes(message.layout.SerializeToString()),
         key=BlockKey(message.key),
         num_tokens=message.num_tokens,
         codec=message.codec,

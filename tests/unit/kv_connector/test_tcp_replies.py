@@ -109,6 +109,7 @@ HARMLESS: dict[str, tuple[int, Change]] = {
     "late": (5, lambda held: held),
     "in another order": (5, lambda held: held[::-1]),
     "twice": (1, lambda held: held * 2),
+    "in one message": (5, lambda held: [tuple(frame for message in held for frame in message)]),
     "again much later": (5, lambda held: [*held, *held]),
     "asked for by nobody": (1, lambda held: [(protocol.BLOCK + b"\xff" * 8, b"x" * 1000)] * 300 + held),
 }
@@ -125,6 +126,8 @@ NONSENSE: dict[str, Change] = {
     "too large": lambda held: [(held[0][0], held[0][1] * 2)],
     "one frame": lambda held: [held[0][:1]],
     "three frames": lambda held: [(*held[0], b"")],
+    "a second block without a number": lambda held: [(*held[0], protocol.BLOCK, held[0][1])],
+    "a second block that is none": lambda held: [(*held[0], protocol.ABSENT + bytes(8), held[0][1])],
     "unknown word": lambda held: [(b"?",)],
     "nothing": lambda held: [(b"",)],
     "refusal": lambda held: [(protocol.REFUSED,)],
