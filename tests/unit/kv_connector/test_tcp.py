@@ -11,6 +11,7 @@ import zmq.asyncio
 
 from kvasir.engine.blocks import BlockId
 from kvasir.kv_connector import tcp_protocol as protocol
+from kvasir.kv_connector import tcp_server
 from kvasir.kv_connector.base import Endpoint, Ticket, TransferId
 from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.settings import ConnectorSettings
@@ -145,6 +146,25 @@ async def test_one_connection_cannot_borrow_without_end(monkeypatch: pytest.Monk
         assert node.metrics.blocks_sent == words.count(protocol.BLOCK)
         node.sender.abort(ticket.transfer_id)
         await until(lambda: node.sender.num_leased_blocks == 0)
+
+
+async def test_what_zmq_has_let_go_of_does_not_count_before_it_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver that reads all that it asks for can ask for more, however seldom the sender looks."""
+    monkeypatch.setattr(protocol, "MAX_REQUESTS_PER_PEER", 8)
+    monkeypatch.setattr(tcp_server, "_POLL_S", DEADLINE_S)
+    async with asyncio.timeout(DEADLINE_S), open_node(SETTINGS, LARGE) as node, stranger(node) as socket:
+        keys = random_keys(32)
+        ticket = Ticket(transfer_id=TransferId("t"), connector="tcp")
+        await node.sender.publish(ticket, Pair(node, node).outgoing(keys))
+        await shake_hands(socket)
+        server = node.connector._server  # type: ignore[union-attr]
+        for start in range(0, len(keys), 4):
+            await socket.send(protocol.fetch(start, ticket.transfer_id, keys[start : start + 4]))
+            for _ in range(4):
+                assert (await socket.recv_multipart())[0][:1] == protocol.BLOCK
+            await until(lambda: sum(not loan.tracker.done for loan in server._loans) <= 4)
+        monkeypatch.undo()
+        node.sender.abort(ticket.transfer_id)
 
 
 async def test_a_restarted_sender_at_the_same_address_does_not_know_the_ticket() -> None:
