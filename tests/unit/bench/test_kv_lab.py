@@ -88,7 +88,15 @@ def test_where_fetching_and_computing_cross() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["tcp", "zmq, pushed", "zmq, asked for", "shared_storage", "a new file, mapped", "a file kept mapped"]
+    "name",
+    [
+        "tcp",
+        "zmq, pushed",
+        "zmq, asked for",
+        pytest.param("shared_storage", marks=pytest.mark.full),
+        "a new file, mapped",
+        "a file kept mapped",
+    ],
 )
 def test_a_contender_moves_all_blocks_between_two_processes(name: str, tmp_path: Path) -> None:
     with closing(Mover(CONTENDERS[name], FEW, Places(tmp_path, "", {}))) as mover:

@@ -21,7 +21,7 @@ from tests.unit.engine.forward import CPU, generate, greedy_request
 
 pytestmark = pytest.mark.parity
 
-NUM_TOKENS = 64
+NUM_TOKENS = 32
 LENGTHS = (1, 15, 16, 17, 513)
 CUTS = [  # block size, chunk size, together
     (16, 2000, True),

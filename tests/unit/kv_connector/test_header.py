@@ -76,7 +76,7 @@ def test_every_process_gives_a_prompt_the_same_names() -> None:
         "print(*(store_key(h, SMALL) for h in block_hashes(root_hash(IDENTITY, 'salt'), range(64), 16)))"
     )
     ours = [store_key(BlockKey(h), SMALL) for h in block_hashes(root_hash(IDENTITY, "salt"), range(64), 16)]
-    for seed in ("0", "1", "random"):
+    for seed in ("0", "random"):
         environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(path for path in sys.path if path)}
         output = subprocess.run(
             [sys.executable, "-c", code], env=environment, capture_output=True, check=True, timeout=60

@@ -89,7 +89,8 @@ async def test_a_recovered_path_is_used_again(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("is_slow", [False, True])
 async def test_a_prefill_node_computes_where_its_store_is_slow(is_slow: bool, tmp_path: Path) -> None:
-    settings = ConnectorSettings(name="shared_storage", path=str(tmp_path), costs=CostRule(forget_after_s=1000))
+    costs = CostRule(patience_s=1000, forget_after_s=1000)
+    settings = ConnectorSettings(name="shared_storage", path=str(tmp_path), costs=costs)
     async with prefill(settings) as first, prefill(settings) as node:
         await first.send(**start_prefill(1, request(PROMPT, 4), ticket_for(first)))
         await first.until(lambda: first.is_committed(1))

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 REPO = Path(__file__).parents[3]
 SECRET = "a secret of some length"
 START_S = 120
-NUM_TOKENS = 24
+NUM_TOKENS = 10
 
 
 class Registry(registry_pb2_grpc.RegistryServiceServicer):

@@ -103,8 +103,9 @@ async def test_decode_node_is_lost_in_mid_stream(how: str) -> None:
 
 
 async def test_the_only_decode_node_restarts_in_mid_stream() -> None:
-    """The request waits for it to come back, and goes on there."""
-    async with fake_cluster(config=FAST_LOSS, token_s=0.01) as cluster:
+    """The request waits for it to come back, and goes on there. Its connection ends, so no silence need be short."""
+    config = {"heartbeat_timeout_s": 10.0, "node_wait_s": 30.0}
+    async with fake_cluster(config=config, token_s=0.01) as cluster:
         request = a_request(max_tokens=60)
         deltas = cluster.dispatcher.generate(request)
         head = await some(deltas, 20)

@@ -27,7 +27,6 @@ def check(rows: list[list[str]]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [
-    ["--only", "write_kv, partial", "--arch", "90", "--dtype", "bfloat16"],
     ["--only", "decode_attention, D 128, window", "--arch", "90", "--dtype", "bfloat16"],
     ["--only", "prefill_attention, D 64", "--arch", "80", "--dtype", "float16"],
 ], ids=lambda arguments: arguments[1])  # fmt: skip

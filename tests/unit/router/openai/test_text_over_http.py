@@ -24,28 +24,27 @@ async def both(router: Router, **body: Any) -> tuple[str, str, dict[str, Any]]:
     return text, reason, answer["usage"]
 
 
+STOPS: list[tuple[Any, str]] = [
+    (None, BOB),
+    ([], BOB),
+    ("\n", "Bob: Hi! Ally said 👩‍👩‍👧 naïve"),
+    (["\n", "Alice:"], "Bob: Hi! Ally said 👩‍👩‍👧 naïve"),
+    (["Alice:"], "Bob: Hi! Ally said 👩‍👩‍👧 naïve\n"),
+    (["All", "Ally said", "Alice", "\nA"], "Bob: Hi! "),
+    (["👩‍👧"], "Bob: Hi! Ally said 👩‍"),
+    (["ïv"], "Bob: Hi! Ally said 👩‍👩‍👧 na"),
+    (["Alice: nobody"], BOB),
+    (["<|end|>"], BOB),
+]
+
+
 @pytest.mark.parametrize("tokens_a_step", [1, 3, 1000])
-@pytest.mark.parametrize(
-    ("stop", "expected"),
-    [
-        (None, BOB),
-        ([], BOB),
-        ("\n", "Bob: Hi! Ally said 👩‍👩‍👧 naïve"),
-        (["\n", "Alice:"], "Bob: Hi! Ally said 👩‍👩‍👧 naïve"),
-        (["Alice:"], "Bob: Hi! Ally said 👩‍👩‍👧 naïve\n"),
-        (["All", "Ally said", "Alice", "\nA"], "Bob: Hi! "),
-        (["👩‍👧"], "Bob: Hi! Ally said 👩‍"),
-        (["ïv"], "Bob: Hi! Ally said 👩‍👩‍👧 na"),
-        (["Alice: nobody"], BOB),
-        (["<|end|>"], BOB),
-    ],
-    ids=range(10),
-)
-async def test_stop_strings(tokens_a_step: int, stop: Any, expected: str) -> None:
+async def test_stop_strings(tokens_a_step: int) -> None:
     async with running_router(saying(BOB, tokens_a_step=tokens_a_step)) as router:
-        text, reason, _ = await both(router, stop=stop)
-        assert (text, reason) == (expected, "stop")
-        assert router.dispatcher.num_running == 0
+        for stop, expected in STOPS:
+            text, reason, _ = await both(router, stop=stop)
+            assert (text, reason) == (expected, "stop"), stop
+            assert router.dispatcher.num_running == 0
 
 
 async def test_a_stop_string_cancels_at_once_and_counts_what_was_generated() -> None:
