@@ -121,8 +121,8 @@ def as_markdown(findings: Findings, verdicts: Sequence[Verdict]) -> str:
         "|---|---|---|---|",
         *(f"| {one.name} | {one.word} | {one.found} | {one.wanted} |" for one in verdicts),
         "",
-        "| at once | answered | requests/s | output tokens/s | TTFT p50 ms | TTFT p99 ms | end p50 ms | end p99 ms |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| at once | answered | s | requests/s | tokens out/s | TTFT p50 ms | TTFT p99 ms | end p50 ms | end p99 ms |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
         *(_row(phase.name, phase.load) for phase in findings.phases),
         _row(f"{findings.soak_concurrency}, mixed, soak", findings.soak),
         "",
@@ -140,7 +140,13 @@ def _row(name: str, load: LoadResult) -> str:
     ends = [_MS * line.e2el_s for line in lines]
     ttfts = [f"{percentile(streamed, percent):.0f}" if streamed else "-" for percent in (50, 99)]
     rates = len(lines) / load.duration_s, sum(line.num_output_tokens for line in lines) / load.duration_s
-    cells = [f"{len(lines)} of {len(load.outcomes)}", f"{rates[0]:.2f}", f"{rates[1]:.0f}", *ttfts]
+    cells = [
+        f"{len(lines)} of {len(load.outcomes)}",
+        f"{load.duration_s:.1f}",
+        f"{rates[0]:.2f}",
+        f"{rates[1]:.0f}",
+        *ttfts,
+    ]
     cells += [f"{percentile(ends, percent):.0f}" for percent in (50, 99)]
     return f"| {name} | " + " | ".join(cells) + " |"
 
