@@ -1,4 +1,4 @@
-"""A whole model on the Triton kernels, interpreted, beside the same on the compiled loops: prefill in chunks, decodes."""
+"""A whole model on the Triton kernels, interpreted, equals the compiled loops: prefill in chunks, decodes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvasir.engine.cuda_graphs import captured_sizes
 from kvasir.engine.kv_cache import KVCache, kv_layout
 from kvasir.engine.model_runner import ModelRunner
 from kvasir.engine.models import read_model_config
