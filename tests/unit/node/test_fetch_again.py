@@ -3,9 +3,12 @@
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from kvasir.engine.request import Request, RequestId
+from kvasir.engine.step import Admitted
 from kvasir.kv_connector.settings import ConnectorSettings
 from tests.unit.node.fakes import (
     WITHIN_S,
@@ -66,3 +69,15 @@ async def test_preempted_requests_fetch_again_or_compute(tmp_path: Path, is_dele
         assert stats.num_refetches > 0
         assert stats.num_refetches == stats.num_preemptions
         assert (stats.num_recomputed_tokens > 0) == is_deleted
+
+
+async def test_no_more_is_stored_than_was_asked_for(tmp_path: Path) -> None:
+    """The store had a hole, so the second time only what lies before it was asked for; all of that has come."""
+    settings = ConnectorSettings(name="shared_storage", path=str(tmp_path))
+    one = Request(request_id=RequestId("s/1/0"), prompt_token_ids=[1] * 40)
+    async with decode(settings) as receiver:
+        block_size = receiver.node.limits.block_size
+        for missing, lost, is_again, stored in (((0, 1, 2), {1}, False, 1), ((0,), set[int](), True, 1)):
+            admitted = Admitted(one, (), missing, 0, 0.0, is_again=is_again)
+            receiver.node._note_stored(SimpleNamespace(request=one), admitted, lost)
+            assert one.num_stored_tokens == stored * block_size
