@@ -1,5 +1,6 @@
 """An engine put together from a directory, on tiny checkpoints."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,36 @@ def test_half_precision_by_choice(tmp_path: Path, dtype: str) -> None:
     exact = reference_logits(model, prompt)[-1].log_softmax(-1)
     for token, logprob in first.logprobs[0].entries:
         assert logprob == pytest.approx(float(exact[token]), abs=0.15)
+
+
+@pytest.mark.parametrize(("kv_cache_dtype", "num_bytes"), [("fp16", 2 * 16), ("float16", 2 * 16), ("int8", 16 + 4)])
+def test_a_kv_cache_in_fewer_bytes(tmp_path: Path, kv_cache_dtype: Any, num_bytes: int) -> None:
+    """More blocks, the same identity, and nearly the same probabilities, in chunks and in decode steps."""
+    model = save_checkpoint(tmp_path, initializer_range=0.1)
+    prompt = list(range(3, 40))
+    settings = EngineSettings(model=str(tmp_path), kv_cache_memory=MEMORY, max_num_batched_tokens=16)
+    _, plain_cache, plain = build_engine(settings)
+    settings = replace(settings, kv_cache_dtype=kv_cache_dtype)
+    _, kv_cache, info = build_engine(settings)
+    assert info.kv_identity == plain.kv_identity
+    assert (info.dtype, info.layout.dtype) == ("float32", "int8" if kv_cache_dtype == "int8" else "float16")
+    assert info.layout.bytes_per_block * 4 * info.layout.head_dim == plain.layout.bytes_per_block * num_bytes
+    assert kv_cache.num_blocks > 1.9 * plain_cache.num_blocks
+    results = run(tmp_path, settings, [request(prompt, max_tokens=2, logprobs=95)])
+    outputs = [output for result in results for output in result.outputs]
+    for number, output in enumerate(outputs):
+        exact = reference_logits(model, prompt + [one.token_ids[0] for one in outputs[:number]])[-1].log_softmax(-1)
+        for token, logprob in output.logprobs[0].entries:
+            assert logprob == pytest.approx(float(exact[token]), abs=0.05)
+
+
+@pytest.mark.parametrize(
+    "options", [{"dtype": "bfloat16", "kv_cache_dtype": "int8"}, {"dtype": "float16", "kv_cache_dtype": "fp32"}]
+)
+def test_a_kv_cache_that_the_model_cannot_have(tmp_path: Path, options: dict[str, Any]) -> None:
+    save_checkpoint(tmp_path)
+    with pytest.raises(UnsupportedModel, match="for models computed in float32 on a CPU"):
+        build_engine(EngineSettings(model=str(tmp_path), kv_cache_memory=MEMORY, **options))
 
 
 def test_weights_out_of_range_fail_the_request_and_not_the_engine(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from kvasir.engine.blocks import BlockId, KVLayout
+from kvasir.engine.kv_cache import cache_shape
+from kvasir.kernels.kv_rows import read_rows
 from kvasir.kv_connector.base import BlockKey, Endpoint, Ticket, TransferId
 from kvasir.kv_connector.header import unpack
 from kvasir.kv_connector.incoming import TransferResult, WantedBlock
@@ -18,25 +20,28 @@ from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.sender import OutgoingBlock
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.testing import LARGE, Node, open_node, random_keys
+from tests.unit.kernels.paged import in_dtype
 
 NUM_BLOCKS = 6
 BF16 = replace(LARGE, dtype="bfloat16")
+INT8 = replace(LARGE, dtype="int8")
 EXACT = ("none", "lossless", "auto")
 LOSSY = ("fp16", "int8")
 
 
 def values_of(node: Node, index: int) -> torch.Tensor:
     layout = node.memory.layout
-    return torch.frombuffer(bytearray(node.memory.read(BlockId(index))), dtype=getattr(torch, layout.dtype)).float()
+    block = torch.frombuffer(bytearray(node.memory.read(BlockId(index))), dtype=getattr(torch, layout.dtype))
+    return read_rows(block.view(cache_shape(layout, 1)), torch.float32)
 
 
 def fill(node: Node) -> None:
     """Values as a model has them, so that half precision is near them."""
-    dtype = getattr(torch, node.memory.layout.dtype)
+    layout = node.memory.layout
     for index in range(NUM_BLOCKS):
-        block = node.memory.read(BlockId(index))
-        values = np.random.default_rng(index).normal(size=node.memory.layout.bytes_per_block // dtype.itemsize)
-        block[:] = torch.tensor(values).to(dtype).view(torch.uint8).numpy().tobytes()
+        values = np.random.default_rng(index).normal(size=cache_shape(replace(layout, dtype="float32"), 1))
+        block = in_dtype(torch.tensor(values).float(), getattr(torch, layout.dtype))
+        node.memory.read(BlockId(index))[:] = block.view(-1).view(torch.uint8).numpy().tobytes()
 
 
 @dataclass(eq=False)
@@ -112,16 +117,27 @@ async def test_lossy_codecs_are_near_smaller_and_said_to_be_lossy(own_settings: 
         assert one.receiver.metrics.blocks_inexact == NUM_BLOCKS
 
 
-@pytest.mark.parametrize(("layout", "into"), [(LARGE, BF16), (BF16, LARGE)])
+@pytest.mark.parametrize(("layout", "into"), [(LARGE, BF16), (BF16, LARGE), (LARGE, INT8), (INT8, LARGE)])
 @pytest.mark.parametrize("codec", ["none", "lossless"])
 async def test_nodes_of_two_dtypes_understand_each_other(
     own_settings: ConnectorSettings, layout: KVLayout, into: KVLayout, codec: str
 ) -> None:
     async with way(own_settings, layout, into, codec=codec) as one:
         assert (await one.fetch(await one.publish())).missing == ()
-        assert one.error() <= (0.03 if into is BF16 else 0)
+        assert one.error() <= (0.03 if into in (BF16, INT8) else 0)
         assert set(one.exact.values()) == {False}, "it is not what this node would have computed"
         assert not one.receiver.metrics.misses
+
+
+@pytest.mark.parametrize("codec", ["none", "lossless", "fp16", "int8"])
+async def test_nodes_that_keep_int8_exchange_it_as_it_is(own_settings: ConnectorSettings, codec: str) -> None:
+    """Whatever codec is set: such blocks are small already, and exact between the two."""
+    async with way(own_settings, INT8, INT8, codec=codec) as one:
+        result = await one.fetch(await one.publish())
+        assert result.missing == ()
+        assert one.error() == 0
+        assert set(one.exact.values()) == {True}
+        assert result.num_bytes < 0.27 * NUM_BLOCKS * LARGE.bytes_per_block
 
 
 async def test_packed_copies_are_bounded_however_many_are_lent() -> None:
