@@ -1,0 +1,201 @@
+"""`python -m kvasir.bench.lab.kv_dtype`: what `--kv-cache-dtype` gives and costs: capacity, transfers, accuracy, speed.
+
+The same model in fp32, with its cache in fp32, fp16 and int8. Accuracy: the next token's distribution at each position
+of real text, held against the cache in fp32. Speed: decode steps and prefill chunks, the dtypes in turn in each round.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kvasir.bench.lab.kv_quality_text import make_prompts
+from kvasir.bench.lab.kv_report import Quiet, machine
+from kvasir.cli.model import prepare_builtin_model
+from kvasir.engine.batch import build_batch
+from kvasir.engine.blocks import BlockId, KVLayout
+from kvasir.engine.kv_cache import KVCache, kv_layout
+from kvasir.engine.model_runner import ModelRunner
+from kvasir.engine.models import read_model_config
+from kvasir.engine.models.loader import load_model
+from kvasir.engine.models.rope import rope_tables
+from kvasir.engine.request import Request, RequestId
+from kvasir.engine.step import Chunk, StepPlan
+from kvasir.kernels.kv_rows import views_of
+
+_DTYPES = ("fp32", "fp16", "int8")
+_CPU = torch.device("cpu")
+_BLOCK_SIZE = 16
+_NUM_SEQS = 8
+_CHUNK = 512
+_ROWS_AT_ONCE = 64  # of logits
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Against the cache in fp32, over positions of text."""
+
+    equal_best: float  # share of positions with the same most probable token
+    mean_kl: float  # nats
+    largest_kl: float
+
+
+@dataclass(eq=False, slots=True)
+class Times:
+    decode_s: list[float] = field(default_factory=list)
+    prefill_s: list[float] = field(default_factory=list)
+
+
+class DtypeLab:
+    """One model, and a cache of each dtype, large enough for `_NUM_SEQS` sequences of `num_tokens`."""
+
+    def __init__(self, model: Path, num_tokens: int) -> None:
+        config = read_model_config(model)
+        self._model = load_model(model, config, torch.float32, _CPU)
+        self._rope_tables = rope_tables(config.ropes, config.head_dim, config.max_position)
+        self._blocks_of_each = -(-num_tokens // _BLOCK_SIZE)
+        self.layouts = {name: kv_layout(config, _BLOCK_SIZE, torch.float32, name) for name in _DTYPES}
+        self._caches = {
+            name: KVCache(layout, _NUM_SEQS * self._blocks_of_each, _CPU) for name, layout in self.layouts.items()
+        }
+        self._runners = {name: ModelRunner(self._model, cache, num_tokens) for name, cache in self._caches.items()}
+        for cache in self._caches.values():
+            _fill(cache.data)
+
+    def chunk(self, number: int, token_ids: Sequence[int], start: int) -> Chunk:
+        """The tokens behind `start` of sequence `number`."""
+        first = number * self._blocks_of_each
+        request = Request(request_id=RequestId(str(number)), prompt_token_ids=list(token_ids))
+        request.block_table = [BlockId(first + i) for i in range(self._blocks_of_each)]
+        return Chunk(request, start, len(token_ids) - start)
+
+    def run_s(self, name: str, chunks: Sequence[Chunk]) -> float:
+        started_s = time.perf_counter()
+        self._runners[name].execute(StepPlan(tuple(chunks)))
+        return time.perf_counter() - started_s
+
+    @torch.inference_mode()
+    def hidden(self, name: str, token_ids: Sequence[int]) -> Tensor:
+        """[T, C], in chunks, so that what has been written is read again"""
+        hidden = []
+        for start in range(0, len(token_ids), _CHUNK):
+            chunk = self.chunk(0, token_ids[: start + _CHUNK], start)
+            batch = build_batch([chunk], _BLOCK_SIZE, self._rope_tables, _CPU)
+            hidden.append(self._model.forward(batch, self._caches[name].data).clone())
+        return torch.cat(hidden)
+
+    @torch.inference_mode()
+    def log_probabilities(self, hidden: Tensor) -> Tensor:
+        return torch.log_softmax(self._model.logits(hidden).double(), -1)
+
+
+def _fill(kv_cache: Tensor) -> None:
+    """Values of a size as real ones have, everywhere: zeros would be read from one page."""
+    values, scales = views_of(kv_cache)
+    if scales is None:
+        values.normal_()
+    else:
+        values.random_(-127, 128)
+        scales.fill_(0.02)
+
+
+def measure_quality(lab: DtypeLab, prompts: Sequence[Sequence[int]]) -> dict[str, Quality]:
+    kls: dict[str, list[float]] = {name: [] for name in _DTYPES}
+    num_equal = dict.fromkeys(_DTYPES, 0)
+    for token_ids in prompts:
+        hidden = {name: lab.hidden(name, token_ids) for name in _DTYPES}
+        for first in range(0, len(token_ids), _ROWS_AT_ONCE):
+            expected = lab.log_probabilities(hidden["fp32"][first : first + _ROWS_AT_ONCE])
+            for name in _DTYPES:
+                found = lab.log_probabilities(hidden[name][first : first + _ROWS_AT_ONCE])
+                kls[name] += (expected.exp() * (expected - found)).sum(-1).tolist()
+                num_equal[name] += int((expected.argmax(-1) == found.argmax(-1)).sum())
+    return {
+        name: Quality(num_equal[name] / len(kls[name]), statistics.fmean(kls[name]), max(kls[name])) for name in _DTYPES
+    }
+
+
+def measure_speed(lab: DtypeLab, context: int, num_rounds: int, quiet: Quiet) -> dict[str, Times]:
+    """The first round warms up and does not count."""
+    decode = [lab.chunk(number, [7] * context, context - 1) for number in range(_NUM_SEQS)]
+    prefill = [lab.chunk(0, [7] * context, max(context - _CHUNK, 0))]
+    times = {name: Times() for name in _DTYPES}
+    for round_number in range(num_rounds + 1):
+        quiet.look()
+        for name in _DTYPES:
+            decode_s, prefill_s = lab.run_s(name, decode), lab.run_s(name, prefill)
+            if round_number > 0:
+                times[name].decode_s.append(decode_s)
+                times[name].prefill_s.append(prefill_s)
+    return times
+
+
+def table(layouts: Mapping[str, KVLayout], qualities: Mapping[str, Quality], times: Mapping[str, Times]) -> list[str]:
+    lines = [
+        "| cache | tokens a GiB | bytes of a block | best token equal | mean KL | largest KL "
+        "| decode step ms | to fp32 | prefill chunk ms | to fp32 |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, layout in layouts.items():
+        quality, own, plain = qualities[name], times[name], times["fp32"]
+        cells = [
+            name,
+            f"{(1 << 30) // layout.bytes_per_block * layout.block_size:,}",
+            f"{layout.bytes_per_block:,}",
+            f"{quality.equal_best:.2%}",
+            f"{quality.mean_kl:.1e}",
+            f"{quality.largest_kl:.1e}",
+            f"{statistics.median(own.decode_s) * 1e3:.1f}",
+            f"{_ratio(own.decode_s, plain.decode_s):.2f}",
+            f"{statistics.median(own.prefill_s) * 1e3:.0f}",
+            f"{_ratio(own.prefill_s, plain.prefill_s):.2f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _ratio(own_s: Sequence[float], plain_s: Sequence[float]) -> float:
+    """Median over the rounds; below 1 is faster than fp32."""
+    return statistics.median(own / plain for own, plain in zip(own_s, plain_s, strict=True))
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[2].strip())
+    parser.add_argument("--prompts", type=int, default=12, help="how many (default: %(default)s)")
+    parser.add_argument("--context", type=int, default=1500, help="tokens of each sequence (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=15, help="of the speed measurement (default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder (default: %(default)s)")
+    options = parser.parse_args(argv)
+    model, quiet = prepare_builtin_model(), Quiet()
+    lab = DtypeLab(model, options.context)
+    times = measure_speed(lab, options.context, options.rounds, quiet)
+    prompts = [prompt.token_ids[: options.context] for prompt in make_prompts(model, options.prompts)]
+    qualities = measure_quality(lab, prompts)
+    about = machine() | {"threads": str(torch.get_num_threads()), "busy_with_other_things": str(quiet)}
+    lines = [
+        "# The KV cache in fewer bytes",
+        "",
+        ", ".join(f"{key} {value}" for key, value in about.items()),
+        "",
+        f"{model.name} in fp32. A block is {_BLOCK_SIZE} tokens; its bytes are what travels. Accuracy over",
+        f"{sum(map(len, prompts)):,} positions of text (that of kv_quality.md). Decode: {_NUM_SEQS} sequences of",
+        f"{options.context:,} tokens; prefill: the last {_CHUNK} of as many. Whole steps, medians of {options.rounds}",
+        "rounds.",
+        "",
+        *table(lab.layouts, qualities, times),
+        "",
+    ]
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / "kv_dtype.md").write_text("\n".join(lines))
+    print("\n".join(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
