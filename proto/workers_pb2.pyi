@@ -380,6 +380,213 @@ class DeleteStoredResponse(_message.Message):
 Global___DeleteStoredResponse: _TypeAlias = DeleteStoredResponse  # noqa: Y015
 
 @_typing.final
+class StreamHead(_message.Message):
+    """What a stream goes on from in another process, with the tokens that are noted behind it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    GRACE_S_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    endpoint: _builtins.str
+    body: _builtins.bytes
+    """As the client sent it."""
+    created: _builtins.int
+    timeout_s: _builtins.float
+    """Of the whole answer, from `created` on."""
+    grace_s: _builtins.float
+    seed: _builtins.int
+    """Of the request as nodes were asked."""
+    max_tokens: _builtins.int
+    prompt_token_ids: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        endpoint: _builtins.str = ...,
+        body: _builtins.bytes = ...,
+        created: _builtins.int = ...,
+        timeout_s: _builtins.float | None = ...,
+        grace_s: _builtins.float = ...,
+        seed: _builtins.int = ...,
+        max_tokens: _builtins.int = ...,
+        prompt_token_ids: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "body", b"body", "created", b"created", "endpoint", b"endpoint", "grace_s", b"grace_s", "max_tokens", b"max_tokens", "prompt_token_ids", b"prompt_token_ids", "seed", b"seed", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
+    _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout_s) -> _WhichOneofReturnType__timeout_s | None: ...
+
+Global___StreamHead: _TypeAlias = StreamHead  # noqa: Y015
+
+@_typing.final
+class StreamTokens(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    LINE_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """How many have been noted of the stream before."""
+    line: _builtins.bytes
+    """A line, which only workers read."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        line: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["line", b"line", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamTokens: _TypeAlias = StreamTokens  # noqa: Y015
+
+@_typing.final
+class StreamNote(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWNER_FIELD_NUMBER: _builtins.int
+    RESPONSE_ID_FIELD_NUMBER: _builtins.int
+    BEGUN_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    IS_OVER_FIELD_NUMBER: _builtins.int
+    IS_GIVEN_BACK_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    response_id: _builtins.str
+    is_over: _builtins.bool
+    """Nobody comes back to it any more."""
+    is_given_back: _builtins.bool
+    """Whoever has taken it could not go on with it."""
+    @_builtins.property
+    def begun(self) -> Global___StreamHead: ...
+    @_builtins.property
+    def tokens(self) -> Global___StreamTokens: ...
+    def __init__(
+        self,
+        *,
+        owner: _builtins.str = ...,
+        response_id: _builtins.str = ...,
+        begun: Global___StreamHead | None = ...,
+        tokens: Global___StreamTokens | None = ...,
+        is_over: _builtins.bool = ...,
+        is_given_back: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "is_given_back", b"is_given_back", "is_over", b"is_over", "note", b"note", "tokens", b"tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "is_given_back", b"is_given_back", "is_over", b"is_over", "note", b"note", "owner", b"owner", "response_id", b"response_id", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_note: _TypeAlias = _typing.Literal["begun", "tokens", "is_over", "is_given_back"]  # noqa: Y015
+    _WhichOneofArgType_note: _TypeAlias = _typing.Literal["note", b"note"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_note) -> _WhichOneofReturnType_note | None: ...
+
+Global___StreamNote: _TypeAlias = StreamNote  # noqa: Y015
+
+@_typing.final
+class NoteStreamsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
+    worker: _builtins.int
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamNote]: ...
+    def __init__(
+        self,
+        *,
+        worker: _builtins.int = ...,
+        notes: _abc.Iterable[Global___StreamNote] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["notes", b"notes", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NoteStreamsRequest: _TypeAlias = NoteStreamsRequest  # noqa: Y015
+
+@_typing.final
+class NoteStreamsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NoteStreamsResponse: _TypeAlias = NoteStreamsResponse  # noqa: Y015
+
+@_typing.final
+class TakeStreamRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    RESPONSE_ID_FIELD_NUMBER: _builtins.int
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    worker: _builtins.int
+    owner: _builtins.str
+    response_id: _builtins.str
+    endpoint: _builtins.str
+    def __init__(
+        self,
+        *,
+        worker: _builtins.int = ...,
+        owner: _builtins.str = ...,
+        response_id: _builtins.str = ...,
+        endpoint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "owner", b"owner", "response_id", b"response_id", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeStreamRequest: _TypeAlias = TakeStreamRequest  # noqa: Y015
+
+@_typing.final
+class TakeStreamResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEAD_FIELD_NUMBER: _builtins.int
+    LINES_FIELD_NUMBER: _builtins.int
+    IS_HELD_FIELD_NUMBER: _builtins.int
+    lines: _builtins.bytes
+    is_held: _builtins.bool
+    @_builtins.property
+    def head(self) -> Global___StreamHead:
+        """Nothing: it is not there, or still another worker's."""
+
+    def __init__(
+        self,
+        *,
+        head: Global___StreamHead | None = ...,
+        lines: _builtins.bytes = ...,
+        is_held: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_head", b"_head", "head", b"head"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_head", b"_head", "head", b"head", "is_held", b"is_held", "lines", b"lines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__head: _TypeAlias = _typing.Literal["head"]  # noqa: Y015
+    _WhichOneofArgType__head: _TypeAlias = _typing.Literal["_head", b"_head"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__head) -> _WhichOneofReturnType__head | None: ...
+
+Global___TakeStreamResponse: _TypeAlias = TakeStreamResponse  # noqa: Y015
+
+@_typing.final
 class GatherRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

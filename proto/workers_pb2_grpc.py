@@ -70,6 +70,16 @@ class WorkersHubServiceStub:
                 request_serializer=kvasir_dot_proto_dot_workers__pb2.DeleteStoredRequest.SerializeToString,
                 response_deserializer=kvasir_dot_proto_dot_workers__pb2.DeleteStoredResponse.FromString,
                 _registered_method=True)
+        self.NoteStreams = channel.unary_unary(
+                '/kvasir.v1.WorkersHubService/NoteStreams',
+                request_serializer=kvasir_dot_proto_dot_workers__pb2.NoteStreamsRequest.SerializeToString,
+                response_deserializer=kvasir_dot_proto_dot_workers__pb2.NoteStreamsResponse.FromString,
+                _registered_method=True)
+        self.TakeStream = channel.unary_unary(
+                '/kvasir.v1.WorkersHubService/TakeStream',
+                request_serializer=kvasir_dot_proto_dot_workers__pb2.TakeStreamRequest.SerializeToString,
+                response_deserializer=kvasir_dot_proto_dot_workers__pb2.TakeStreamResponse.FromString,
+                _registered_method=True)
         self.Gather = channel.unary_unary(
                 '/kvasir.v1.WorkersHubService/Gather',
                 request_serializer=kvasir_dot_proto_dot_workers__pb2.GatherRequest.SerializeToString,
@@ -128,6 +138,20 @@ class WorkersHubServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def NoteStreams(self, request, context):
+        """What resumable streams are made of, for the case that their worker dies. Those of a worker in one call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakeStream(self, request, context):
+        """The stream of a worker that has died; from now on it is the asker's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Gather(self, request, context):
         """What each worker that is up answers to Tell.
         """
@@ -179,6 +203,16 @@ def add_WorkersHubServiceServicer_to_server(servicer, server):
                     servicer.DeleteStored,
                     request_deserializer=kvasir_dot_proto_dot_workers__pb2.DeleteStoredRequest.FromString,
                     response_serializer=kvasir_dot_proto_dot_workers__pb2.DeleteStoredResponse.SerializeToString,
+            ),
+            'NoteStreams': grpc.unary_unary_rpc_method_handler(
+                    servicer.NoteStreams,
+                    request_deserializer=kvasir_dot_proto_dot_workers__pb2.NoteStreamsRequest.FromString,
+                    response_serializer=kvasir_dot_proto_dot_workers__pb2.NoteStreamsResponse.SerializeToString,
+            ),
+            'TakeStream': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeStream,
+                    request_deserializer=kvasir_dot_proto_dot_workers__pb2.TakeStreamRequest.FromString,
+                    response_serializer=kvasir_dot_proto_dot_workers__pb2.TakeStreamResponse.SerializeToString,
             ),
             'Gather': grpc.unary_unary_rpc_method_handler(
                     servicer.Gather,
@@ -381,6 +415,60 @@ class WorkersHubService:
             '/kvasir.v1.WorkersHubService/DeleteStored',
             kvasir_dot_proto_dot_workers__pb2.DeleteStoredRequest.SerializeToString,
             kvasir_dot_proto_dot_workers__pb2.DeleteStoredResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NoteStreams(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvasir.v1.WorkersHubService/NoteStreams',
+            kvasir_dot_proto_dot_workers__pb2.NoteStreamsRequest.SerializeToString,
+            kvasir_dot_proto_dot_workers__pb2.NoteStreamsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvasir.v1.WorkersHubService/TakeStream',
+            kvasir_dot_proto_dot_workers__pb2.TakeStreamRequest.SerializeToString,
+            kvasir_dot_proto_dot_workers__pb2.TakeStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,

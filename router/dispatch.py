@@ -95,7 +95,9 @@ class Dispatcher:
             if error is not None or not courses:
                 delivery.end(error)
 
-        begin(self._enter(request))
+        entered = self._enter(request)
+        for life in entered.parts() if entered.has_begun and request.num_sequences > 1 else [entered]:
+            begin(life)
         try:
             async with aclosing(delivery.deltas()) as deltas:
                 async for delta in deltas:
@@ -123,7 +125,10 @@ class Dispatcher:
         longest_s = self._request_timeout_s
         timeout_s = longest_s if request.deadline_s is None else min(longest_s, request.deadline_s)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        return Life(replace(request, sampling=sampling), turn, deadline_s, self._max_attempts)
+        life = Life(replace(request, sampling=sampling), turn, deadline_s, self._max_attempts)
+        if request.continued is not None:
+            life.go_on_from(request.continued)
+        return life
 
     def _attempt(self, life: Life, hear: Hear) -> Attempt:
         return Attempt(life, self._queue, self._pool, self._metrics, hear)

@@ -9,7 +9,7 @@ from kvasir.common.errors import NodeUnavailable, Overloaded, ServingError
 from kvasir.common.seeds import sequence_seed
 from kvasir.router.policy import Need
 from kvasir.router.queue import Turn
-from kvasir.router.types import PositionLogprobs, RoutedRequest, TokenDelta
+from kvasir.router.types import Continued, PositionLogprobs, RoutedRequest, TokenDelta
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,12 @@ class Life:
             wants_prefill=wants_prefill,
             connector=connector,
         )
+
+    def go_on_from(self, continued: Continued) -> None:
+        """Of one that begins here, but has begun elsewhere."""
+        self.outputs = [list(token_ids) for token_ids in continued.outputs]
+        for sequence in continued.ended:
+            self.stop(sequence)
 
     def stop(self, client_sequence: int) -> int | None:
         """End the sequence that the client calls so. None: it is none of these, or has ended."""

@@ -31,6 +31,14 @@ class Sampling:
     grammar: Grammar | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """What there is already of an answer that goes on."""
+
+    outputs: tuple[tuple[int, ...], ...]  # token ids, of each sequence
+    ended: frozenset[int]  # the sequences of which no more is wanted
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedRequest:
     """One client request, valid in itself. Stop strings are the HTTP half's business: nodes see token ids only."""
@@ -42,6 +50,7 @@ class RoutedRequest:
     cache_salt: str = ""
     priority: int = 0  # lower is served earlier
     deadline_s: float | None = None  # seconds from now for the whole answer
+    continued: Continued | None = None  # None: it begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +113,20 @@ class Reader:
             listener(sequence)
 
 
-class Backend(Protocol):
+class Source(Protocol):
+    """Where tokens come from."""
+
+    def generate(self, request: RoutedRequest, reader: Reader | None = None) -> AsyncIterator[TokenDelta]:
+        """The tokens as they come, of all sequences. `aclose()` cancels everywhere at once.
+
+        An async generator: nothing happens before the first `__anext__`. Raises ServingErrors, and only when nothing
+        is left that could compute: InvalidRequest, Overloaded (with retry_after_s), NodeUnavailable,
+        DeadlineExceeded, NumericalError. None of the tokens yielded before are taken back.
+        """
+        ...
+
+
+class Backend(Source, Protocol):
     """All that the HTTP half knows of the dispatching half; `kvasir.router.dispatch.Dispatcher` is one."""
 
     @property
@@ -118,13 +140,4 @@ class Backend(Protocol):
 
     def limits(self) -> ClusterLimits:
         """Raises NodeUnavailable while no decode node is here."""
-        ...
-
-    def generate(self, request: RoutedRequest, reader: Reader | None = None) -> AsyncIterator[TokenDelta]:
-        """The tokens as they come, of all sequences. `aclose()` cancels everywhere at once.
-
-        An async generator: nothing happens before the first `__anext__`. Raises ServingErrors, and only when nothing
-        is left that could compute: InvalidRequest, Overloaded (with retry_after_s), NodeUnavailable,
-        DeadlineExceeded, NumericalError. None of the tokens yielded before are taken back.
-        """
         ...

@@ -27,6 +27,7 @@ class AnswerRecord:
         self._has_begun = False
         self._served_by = ""
         self._is_cut = False
+        self.is_muted = False  # what comes has been counted before
 
     @property
     def outcome(self) -> str:
@@ -35,12 +36,13 @@ class AnswerRecord:
 
     def add(self, delta: ChoiceDelta) -> None:
         record = self._record
-        if not self._has_begun:
-            self._has_begun = True
-            record.prompt(sum(self._envelope.prompt_lengths))
-        if delta.num_cached_tokens:
-            record.cached(delta.num_cached_tokens)
-        record.tokens(delta.index, len(delta.token_ids))
+        if not self.is_muted:
+            if not self._has_begun:
+                record.prompt(sum(self._envelope.prompt_lengths))
+            if delta.num_cached_tokens:
+                record.cached(delta.num_cached_tokens)
+            record.tokens(delta.index, len(delta.token_ids))
+        self._has_begun = True
         if delta.served_by != self._served_by:
             self._served_by = delta.served_by
             record.served(self._envelope.response_id, delta.served_by)

@@ -5,9 +5,9 @@ import reprlib
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -35,6 +35,7 @@ from kvasir.router.openai.routing import routed_requests
 from kvasir.router.openai.sampling import text_rules_of
 from kvasir.router.openai.sse import HEARTBEAT_S, EventStream
 from kvasir.router.openai.structured import checked, with_grammar
+from kvasir.router.openai.tape import StreamLog, StreamOrigin, TakenStream
 from kvasir.router.tenants.tenant import current_tenant
 from kvasir.router.text.answer_reader import AnswerReader
 from kvasir.router.text.chat_renderer import ChatRenderer
@@ -49,6 +50,14 @@ _CLIENT_CLOSED_REQUEST = 499  # nobody is there to read it
 class Generation:
     answer: Answer
     begun: Begun
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint(Generic[B]):
+    name: str
+    kind: type[B]
+    id_prefix: str  # of answers
+    prepare: Callable[[B, RequestRecord, StreamOrigin], Awaitable[Generation]]
 
 
 class OpenAIApi:
@@ -79,10 +88,10 @@ class OpenAIApi:
         self._created = int(time.time())
 
     async def completions(self, request: Request) -> Response:
-        return await self.serve(request, "completions", CompletionBody, self._prepare_completion)
+        return await self.serve(request, Endpoint("completions", CompletionBody, "cmpl-", self._prepare_completion))
 
     async def chat_completions(self, request: Request) -> Response:
-        return await self.serve(request, "chat/completions", ChatBody, self._prepare_chat)
+        return await self.serve(request, Endpoint("chat/completions", ChatBody, "chatcmpl-", self._prepare_chat))
 
     async def models(self, request: Request) -> Response:
         return json_response({"object": "list", "data": [self._card(name) for name in self.model_names]})
@@ -91,23 +100,25 @@ class OpenAIApi:
         name = request.path_params["name"]
         return json_response(self._card(name)) if name in self.model_names else error_response(ModelNotFound(name))
 
-    async def serve(
-        self,
-        request: Request,
-        endpoint: str,
-        kind: type[B],
-        prepare: Callable[[B, RequestRecord], Awaitable[Generation]],
-    ) -> Response:
+    async def serve(self, request: Request, endpoint: Endpoint[B]) -> Response:
         last_event_id = request.headers.get("last-event-id")
         if last_event_id is not None:
-            return await self._resume(request, last_event_id)
-        record = self._metrics.begin(endpoint)
+            return await self._resume(request, endpoint, last_event_id)
+        record = self._metrics.begin(endpoint.name)
         try:
-            body, num_unknown = await parse_body(await read_body(request, self._max_request_bytes), kind)
+            data = await read_body(request, self._max_request_bytes)
+            body, num_unknown = await parse_body(data, endpoint.kind)
             self._metrics.unknown_fields(num_unknown)
             if body.timeout is None:
                 body = body.model_copy(update={"timeout": timeout_of(request.headers)})
-            return await unless_gone(request.receive, self._answer(body, record, prepare))
+            origin = StreamOrigin(
+                response_id=f"{endpoint.id_prefix}{uuid.uuid4().hex}",
+                created=int(time.time()),
+                endpoint=endpoint.name,
+                body=data,
+                timeout_s=body.timeout,
+            )
+            return await unless_gone(request.receive, self._answer(endpoint, body, record, origin))
         except (ClientDisconnect, ClientGone):
             record.end("abort")
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
@@ -115,61 +126,103 @@ class OpenAIApi:
             record.end(outcome_of(error))
             return error_response(error)
 
-    async def _resume(self, request: Request, last_event_id: str) -> Response:
+    async def _resume(self, request: Request, endpoint: Endpoint[B], last_event_id: str) -> Response:
         try:
             await read_body(request, self._max_request_bytes)
-            return await self._streams.resume(current_tenant.get().owner, last_event_id)
-        except ClientDisconnect:
+            found = await self._streams.resume(current_tenant.get().owner, last_event_id, endpoint.name)
+            if isinstance(found, EventStream):
+                return found
+            return await unless_gone(request.receive, self._go_on(endpoint, found))
+        except (ClientDisconnect, ClientGone):
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
         except Exception as error:
             return error_response(error)
 
-    async def _answer(
-        self, body: B, record: RequestRecord, prepare: Callable[[B, RequestRecord], Awaitable[Generation]]
-    ) -> Response:
-        generation = await prepare(body, record)
+    async def _answer(self, endpoint: Endpoint[B], body: B, record: RequestRecord, origin: StreamOrigin) -> Response:
+        generation = await endpoint.prepare(body, record, origin)
         answer, deltas = generation.answer, generation.begun.deltas
         if not body.stream:
             try:
                 return json_response(await answer.whole(deltas))
             finally:
                 await deltas.aclose()
-        grace_s = None if body.stream_options is None else body.stream_options.resume_grace_s
-        owner = current_tenant.get().owner
-        with nullcontext() if grace_s is None else self._streams.room(owner):
-            opening = Opening(deltas, generation.begun.short_way)
-            await opening.wait(HEARTBEAT_S)
-            numbering = Numbering(answer.response_id)
-            events = numbering.all(answer.events(opening.deltas()))
-            if grace_s is None:
-                short_way = generation.begun.short_way
-                if short_way is not None:
-                    short_way.through(lambda delta: list(map(numbering.numbered, answer.events_of(delta))))
-                return EventStream(events, close=opening.aclose, short_way=short_way)
-            return self._streams.keep(owner, answer.response_id, events, opening.aclose, grace_s)
+        if (grace_s := body.resume_grace_s) is not None:
+            log = None
+            if generation.begun.tape is not None:
+                log = self._streams.new_log(current_tenant.get().owner, origin, grace_s)
+            try:
+                return await self._keep(generation, grace_s, log)
+            except BaseException:
+                if log is not None:
+                    log.forget()
+                raise
+        short_way = generation.begun.short_way
+        opening = Opening(deltas, short_way)
+        await opening.wait(HEARTBEAT_S)
+        numbering = Numbering(answer.response_id)
+        if short_way is not None:
+            short_way.through(lambda delta: list(map(numbering.numbered, answer.events_of(delta))))
+        events = numbering.all(answer.events(opening.deltas()))
+        return EventStream(events, close=opening.aclose, short_way=short_way)
 
-    async def _prepare_completion(self, body: CompletionBody, record: RequestRecord) -> Generation:
+    async def _keep(
+        self, generation: Generation, grace_s: float, log: StreamLog | None, last_event: int = 0
+    ) -> EventStream:
+        """The stream of a client that may come back."""
+        answer, begun, owner = generation.answer, generation.begun, current_tenant.get().owner
+        with self._streams.room(owner):
+            if log is not None and begun.tape is not None:
+                begun.tape.note_to(log)
+            opening = Opening(begun.deltas)
+            await opening.wait(HEARTBEAT_S)
+            events = Numbering(answer.response_id).all(answer.events(opening.deltas()))
+            return self._streams.keep(owner, answer.response_id, events, opening.aclose, grace_s, log, last_event)
+
+    async def _go_on(self, endpoint: Endpoint[B], taken: TakenStream) -> EventStream:
+        """The process that streamed it has died: the same events again, and then those that it has not come to."""
+        origin = taken.origin
+        record = self._metrics.begin(endpoint.name)
+        try:
+            body, _ = await parse_body(origin.body, endpoint.kind)
+            timeout_s = origin.timeout_s
+            if timeout_s is not None:
+                timeout_s = max(0.001, timeout_s - (time.time() - origin.created))
+            body = body.model_copy(update={"timeout": timeout_s})
+            generation = await endpoint.prepare(body, record, origin)
+            tape, grace_s = generation.begun.tape, body.resume_grace_s
+            assert tape is not None, "streams of several prompts are not noted"
+            assert grace_s is not None, "it was kept for so long before"
+            tape.go_on_with(taken)
+            return await self._keep(generation, grace_s, taken.log, taken.last_event)
+        except BaseException as error:
+            record.end(outcome_of(error) if isinstance(error, Exception) else "abort")
+            taken.log.give_back()
+            raise
+
+    async def _prepare_completion(
+        self, body: CompletionBody, record: RequestRecord, origin: StreamOrigin
+    ) -> Generation:
         limits = self._begin(body, "logprobs")
         if body.max_tokens == 0 and not body.echo:
             raise InvalidRequest("'max_tokens' of 0 wants 'echo' to be true", "max_tokens", "invalid_value")
         check_best_of(body)
         prompts = await completion_prompts(body, self.tokenizer, limits)
         shape = CompletionShape(body, prompts, self.tokenizer)
-        begun = await self._begun(body, record, limits, prompts, f"cmpl-{uuid.uuid4().hex}")
+        begun = await self._begun(body, record, limits, prompts, origin)
         return Generation(ChoicesAnswer(begun.envelope, shape), begun)
 
-    async def _prepare_chat(self, body: ChatBody, record: RequestRecord) -> Generation:
-        prompt, begun = await self.begin_chat(body, record, f"chatcmpl-{uuid.uuid4().hex}")
+    async def _prepare_chat(self, body: ChatBody, record: RequestRecord, origin: StreamOrigin) -> Generation:
+        prompt, begun = await self.begin_chat(body, record, origin)
         return Generation(ChoicesAnswer(begun.envelope, ChatShape(body, prompt, self.tokenizer)), begun)
 
-    async def begin_chat(self, body: ChatBody, record: RequestRecord, response_id: str) -> tuple[Prompt, Begun]:
+    async def begin_chat(self, body: ChatBody, record: RequestRecord, origin: StreamOrigin) -> tuple[Prompt, Begun]:
         """The answer to a conversation, in whatever shape it is then sent."""
         limits = self._begin(body, "top_logprobs")
         if body.top_logprobs and not body.logprobs:
             raise InvalidRequest("'top_logprobs' wants 'logprobs' to be true", "top_logprobs", "invalid_value")
         reading = reading_of(body, self._habits)
         prompt = await chat_prompt(body, self._renderer, self.tokenizer, limits, reading.plan.shown)
-        return prompt, await self._begun(body, record, limits, [prompt], response_id, reading)
+        return prompt, await self._begun(body, record, limits, [prompt], origin, reading)
 
     def _begin(self, body: GenerationBody, logprobs_param: str) -> ClusterLimits:
         """What needs no tokenizer."""
@@ -191,10 +244,10 @@ class OpenAIApi:
         record: RequestRecord,
         limits: ClusterLimits,
         prompts: Sequence[Prompt],
-        response_id: str,
+        origin: StreamOrigin,
         reading: Reading | None = None,
     ) -> Begun:
-        requests = await routed_requests(body, prompts, limits, self.tokenizer, response_id)
+        requests = await routed_requests(body, prompts, limits, self.tokenizer, origin.response_id)
         asked = asked_grammar(body.response_format, body.structured_outputs)
         if asked is not None:
             requests = [with_grammar(request, asked.grammar) for request in requests]
@@ -204,13 +257,13 @@ class OpenAIApi:
         if reading is not None:
             [prompt] = prompts
             requests = [reading.constrained(request, prompt) for request in requests]
-            readers = [reading.new_reader(prompt) for _ in readers]
+            readers = [reading.new_reader(prompt, f"{origin.response_id}/{number}") for number in range(num_sequences)]
             rules = replace(rules, shown_markers=reading.markers)
         requests = await checked(requests, self._grammars, "tools" if asked is None else asked.param)
         options = body.stream_options
         envelope = Envelope(
-            response_id=response_id,
-            created=int(time.time()),
+            response_id=origin.response_id,
+            created=origin.created,
             model=body.model,
             prompt_lengths=tuple(len(prompt.token_ids) for prompt in prompts),
             num_choices=body.num_choices,

@@ -11,7 +11,7 @@ from kvasir.router.text.answer_reader import AnswerReader
 from kvasir.router.text.parts import Part
 from kvasir.router.text.text_stream import TextRules, TextStream
 from kvasir.router.text.tokenizer import TextTokenizer
-from kvasir.router.types import Backend, PositionLogprobs, Reader, RoutedRequest, TokenDelta
+from kvasir.router.types import PositionLogprobs, Reader, RoutedRequest, Source, TokenDelta
 
 _MAX_PENDING = 64  # deltas of all choices together that nobody has taken yet
 
@@ -76,11 +76,11 @@ class ChoicesReader:
 
 
 async def generate_choices(
-    backend: Backend, request: RoutedRequest, choices: ChoicesReader, reader: Reader
+    source: Source, request: RoutedRequest, choices: ChoicesReader, reader: Reader
 ) -> AsyncGenerator[ChoiceDelta, None]:
     """Of all sequences of one prompt. Each ends with the delta that has a finish reason, unless this raises."""
     final: ChoiceDelta | None = None
-    tokens = cast(AsyncGenerator[TokenDelta, None], backend.generate(request, reader))
+    tokens = cast(AsyncGenerator[TokenDelta, None], source.generate(request, reader))
     async with aclosing(tokens) as deltas:
         async for delta in deltas:
             choice = choices.read(delta)

@@ -14,6 +14,7 @@ from contextlib import aclosing, contextmanager
 from kvasir.common.errors import Overloaded
 from kvasir.router.openai.errors import HttpError, error_body
 from kvasir.router.openai.sse import EventStream, event
+from kvasir.router.openai.tape import StreamLog, StreamOrigin, TakenStream
 
 _EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,128}):([0-9]{1,18})")
 
@@ -144,35 +145,48 @@ class KeptStreams:
         events: AsyncGenerator[bytes, None],
         close: Callable[[], Awaitable[None]],
         grace_s: float,
+        log: StreamLog | None = None,
+        last_event: int = 0,
     ) -> EventStream:
-        """The answer to the client that began it."""
+        """The answer to the client that began it, or goes on with it behind the last event that it has."""
         stream = KeptStream(events, close, min(grace_s, self._max_grace_s), self._max_bytes)
         self._streams[owner, response_id] = stream
         self._num_taken[owner] += 1
-        stream.when_forgotten(lambda: self._forget(owner, response_id))
-        return EventStream(stream.read(after=0), close=stream.left)
+        stream.when_forgotten(lambda: self._forget(owner, response_id, log))
+        return EventStream(stream.read(after=last_event), close=stream.left)
+
+    def new_log(self, owner: str, origin: StreamOrigin, grace_s: float) -> StreamLog | None:
+        """Where a stream of this process is noted for the case that it dies; None: nowhere."""
+        return None
 
     def events(self, owner: str, last_event_id: str) -> AsyncGenerator[bytes, None]:
         """Those behind the last that a client has. 404 if there is nothing to go on with: it has to begin anew."""
-        match = _EVENT_ID.fullmatch(last_event_id)
-        if match is None:
-            raise HttpError(400, "Last-Event-ID is not the id of an event of a stream", "invalid_event_id")
-        stream = self._streams.get((owner, match[1]))
-        if stream is None or not stream.has(int(match[2])):
+        response_id, last_event = parse_event_id(last_event_id)
+        stream = self._streams.get((owner, response_id))
+        if stream is None or not stream.has(last_event):
             raise _not_kept()
-        return stream.read(after=int(match[2]))
+        return stream.read(after=last_event)
 
-    async def resume(self, owner: str, last_event_id: str) -> EventStream:
-        """The answer to a client that has come back."""
+    async def resume(self, owner: str, last_event_id: str, endpoint: str) -> EventStream | TakenStream:
+        """The answer to a client that has come back, or what to make it of."""
         return EventStream(self.events(owner, last_event_id))
 
-    def _forget(self, owner: str, response_id: str) -> None:
+    def _forget(self, owner: str, response_id: str, log: StreamLog | None) -> None:
         if self._streams.pop((owner, response_id), None) is not None:
             self._give_back(owner)
+            if log is not None:
+                log.forget()
 
     async def close(self) -> None:
         for stream in list(self._streams.values()):
             await stream.close()
+
+
+def parse_event_id(event_id: str) -> tuple[str, int]:
+    match = _EVENT_ID.fullmatch(event_id)
+    if match is None:
+        raise HttpError(400, "Last-Event-ID is not the id of an event of a stream", "invalid_event_id")
+    return match[1], int(match[2])
 
 
 def _not_kept() -> HttpError:

@@ -68,6 +68,10 @@ class GenerationBody(Body):
     timeout: Annotated[Finite, Field(gt=0)] | None = None  # seconds for the whole answer
 
     @property
+    def resume_grace_s(self) -> float | None:
+        return None if self.stream_options is None else self.stream_options.resume_grace_s
+
+    @property
     def num_choices(self) -> int:
         """Of each prompt, as they are sent."""
         return self.n or 1

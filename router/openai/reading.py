@@ -49,16 +49,16 @@ class Reading:
         grammar = behind_thoughts(grammar, self._start(prompt))
         return replace(request, sampling=replace(request.sampling, grammar=grammar))
 
-    def new_reader(self, prompt: Prompt) -> AnswerReader | None:
+    def new_reader(self, prompt: Prompt, choice_id: str) -> AnswerReader | None:
         """Of one choice; None: all of its text is content."""
         start, new_format = self._start(prompt), self.plan.new_format
         if start is None and new_format is None:
             return None
-        return AnswerReader(
-            None if start is None else ReasoningReader(start),
-            None if new_format is None else new_format(),
-            one_call=self.plan.one_call,
-        )
+        tools = None
+        if new_format is not None:
+            tools = new_format()
+            tools.answer_id = choice_id
+        return AnswerReader(None if start is None else ReasoningReader(start), tools, one_call=self.plan.one_call)
 
     def _start(self, prompt: Prompt) -> Start | None:
         """None: this model's thoughts are not looked for."""

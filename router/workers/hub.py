@@ -11,6 +11,7 @@ from kvasir.proto import workers_pb2_grpc
 from kvasir.router.openai.responses.store import MemoryResponseStore
 from kvasir.router.tenants.budgets import Budget, MemoryBudgets
 from kvasir.router.workers.process import WorkerProcess
+from kvasir.router.workers.stream_records import StreamRecords
 from kvasir.router.workers.totals import Totals
 
 
@@ -21,16 +22,19 @@ class Hub(workers_pb2_grpc.WorkersHubServiceServicer):
         self._budgets = MemoryBudgets()
         self._places: dict[int, set[tuple[str, str]]] = {worker.number: set() for worker in workers}
         self._totals = Totals()
+        self._streams = StreamRecords()
 
     async def died(self, worker: WorkerProcess) -> None:
         """Its requests are over, so their places are free."""
         self._totals.died(worker.number)
+        self._streams.died(worker.number)
         places, self._places[worker.number] = self._places[worker.number], set()
         for name, member in places:
             await self._budgets.leave(name, member)
 
     async def refresh(self) -> None:
         """What workers have counted is known here, for the case that they die."""
+        self._streams.drop_old()
         workers = [worker for worker in self._workers if worker.is_up]
         texts = await asyncio.gather(*(worker.tell(pb.TOPIC_METRICS) for worker in workers))
         for worker, text in zip(workers, texts, strict=True):
@@ -72,6 +76,19 @@ class Hub(workers_pb2_grpc.WorkersHubServiceServicer):
 
     async def DeleteStored(self, request: pb.DeleteStoredRequest, context: Any) -> pb.DeleteStoredResponse:
         return pb.DeleteStoredResponse(was_there=await self._store.delete(request.owner, request.response_id))
+
+    # --- streams whose clients may come back -----------------------------------------------------------------------
+
+    async def NoteStreams(self, request: pb.NoteStreamsRequest, context: Any) -> pb.NoteStreamsResponse:
+        if self._workers[request.worker].is_up:  # else it has died since, and its streams may be another one's
+            for note in request.notes:
+                self._streams.note(request.worker, note)
+        return pb.NoteStreamsResponse()
+
+    async def TakeStream(self, request: pb.TakeStreamRequest, context: Any) -> pb.TakeStreamResponse:
+        if not self._workers[request.worker].is_up:
+            return pb.TakeStreamResponse()
+        return self._streams.take(request.worker, request.owner, request.response_id, request.endpoint)
 
     # --- all workers together --------------------------------------------------------------------------------------
 

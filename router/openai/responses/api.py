@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from kvasir.common.errors import InvalidRequest
 from kvasir.router.metrics import RequestRecord
-from kvasir.router.openai.api import Generation, OpenAIApi
+from kvasir.router.openai.api import Endpoint, Generation, OpenAIApi
 from kvasir.router.openai.errors import (
     HttpError,
     StoreUnavailable,
@@ -29,6 +29,7 @@ from kvasir.router.openai.responses.request import chat_body, named_as_given
 from kvasir.router.openai.responses.store import ResponseStore, StoredResponse
 from kvasir.router.openai.responses.writer import ResponseWriter
 from kvasir.router.openai.sse import event
+from kvasir.router.openai.tape import StreamOrigin
 from kvasir.router.tenants.tenant import current_tenant
 
 log = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ class ResponsesApi:
 
     async def create(self, request: Request) -> Response:
         prepare = partial(self._prepare, current_tenant.get().owner)
-        return await self._api.serve(request, "responses", ResponsesBody, prepare)
+        return await self._api.serve(request, Endpoint("responses", ResponsesBody, "resp_", prepare))
 
     async def one(self, request: Request) -> Response:
         return await (self._delete(request) if request.method == "DELETE" else self._retrieve(request))
@@ -145,14 +146,15 @@ class ResponsesApi:
         except Exception as error:
             return error_response(error)
 
-    async def _prepare(self, owner: str, body: ResponsesBody, record: RequestRecord) -> Generation:
+    async def _prepare(
+        self, owner: str, body: ResponsesBody, record: RequestRecord, origin: StreamOrigin
+    ) -> Generation:
         _check_supported(body)
         items = input_items(body.input)
         _check_depth(body, items)
         messages = [*await self._history(owner, body.previous_response_id), *messages_of(items)]
-        response_id = f"resp_{uuid.uuid4().hex}"
         with named_as_given():
-            _, begun = await self._api.begin_chat(chat_body(body, messages), record, response_id)
+            _, begun = await self._api.begin_chat(chat_body(body, messages), record, origin)
         kept = None if body.store is False else Kept(self._store, owner, _with_ids(items), messages)
         writer = ResponseWriter(body, begun.envelope, self._api.tokenizer)
         return Generation(ResponseAnswer(writer, kept), begun)

@@ -1,7 +1,7 @@
 """The items of a response's output while they are written, and the events that tell of it, in OpenAI's order."""
 
-import uuid
 from abc import ABC, abstractmethod
+from hashlib import sha256
 from typing import Any
 
 Event = dict[str, Any]  # without its sequence number
@@ -10,8 +10,9 @@ Event = dict[str, Any]  # without its sequence number
 class OutputItem(ABC):
     """Opened, added to, and closed: each says which events tell of that."""
 
-    def __init__(self, prefix: str, output_index: int) -> None:
-        self.item_id = f"{prefix}_{uuid.uuid4().hex}"
+    def __init__(self, prefix: str, output_index: int, response_id: str) -> None:
+        """Its id follows from the response's: whoever goes on with the response goes on with the same."""
+        self.item_id = f"{prefix}_{sha256(f'{response_id}/{output_index}'.encode()).hexdigest()[:32]}"
         self._place = {"item_id": self.item_id, "output_index": output_index}
         self._output_index = output_index
         self._text = ""
@@ -65,8 +66,8 @@ class _OnePart(OutputItem):
             self._done(status),
         ]
 
-    def __init__(self, prefix: str, output_index: int) -> None:
-        super().__init__(prefix, output_index)
+    def __init__(self, prefix: str, output_index: int, response_id: str) -> None:
+        super().__init__(prefix, output_index, response_id)
         self._in_part = {**self._place, "content_index": 0}
         self._has_part = False
 
@@ -74,8 +75,8 @@ class _OnePart(OutputItem):
 class MessageItem(_OnePart):
     _text_event = "response.output_text"
 
-    def __init__(self, output_index: int) -> None:
-        super().__init__("msg", output_index)
+    def __init__(self, output_index: int, response_id: str) -> None:
+        super().__init__("msg", output_index, response_id)
         self._logprobs: list[dict[str, Any]] = []
 
     def add(self, text: str, logprobs: list[dict[str, Any]] | None = None) -> Event:
@@ -96,8 +97,8 @@ class MessageItem(_OnePart):
 class ReasoningItem(_OnePart):
     _text_event = "response.reasoning_text"
 
-    def __init__(self, output_index: int) -> None:
-        super().__init__("rs", output_index)
+    def __init__(self, output_index: int, response_id: str) -> None:
+        super().__init__("rs", output_index, response_id)
 
     def _part(self) -> dict[str, Any]:
         return {"type": "reasoning_text", "text": self._text}
@@ -108,8 +109,8 @@ class ReasoningItem(_OnePart):
 
 
 class CallItem(OutputItem):
-    def __init__(self, output_index: int, call_id: str, name: str) -> None:
-        super().__init__("fc", output_index)
+    def __init__(self, output_index: int, response_id: str, call_id: str, name: str) -> None:
+        super().__init__("fc", output_index, response_id)
         self._call_id = call_id
         self._name = name
 

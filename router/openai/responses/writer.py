@@ -19,6 +19,7 @@ class ResponseWriter:
 
     def __init__(self, body: ResponsesBody, envelope: Envelope, tokenizer: TextTokenizer) -> None:
         self.response = response_of(body, envelope)
+        self._id = envelope.response_id
         self._body = body
         self._tokenizer = tokenizer
         self._usage = Usage(envelope)
@@ -56,7 +57,7 @@ class ResponseWriter:
             case Content(text):
                 return self._add(MessageItem, text) if text else []
             case CallStart(_, call_id, name):
-                return self._begin_item(CallItem(self._next_index(), call_id, name))
+                return self._begin_item(CallItem(self._next_index(), self._id, call_id, name))
             case CallArguments(_, text):
                 assert self._open is not None
                 return [self._open.add(text)]
@@ -64,7 +65,7 @@ class ResponseWriter:
                 return self._close_item("completed")
 
     def _add(self, kind: type[MessageItem] | type[ReasoningItem], text: str) -> list[Event]:
-        events = [] if isinstance(self._open, kind) else self._begin_item(kind(self._next_index()))
+        events = [] if isinstance(self._open, kind) else self._begin_item(kind(self._next_index(), self._id))
         assert self._open is not None
         if isinstance(self._open, MessageItem):
             events.append(self._open.add(text, self._pending_logprobs))
@@ -84,7 +85,7 @@ class ResponseWriter:
     def _finish(self, *, is_cut: bool) -> list[Event]:
         events = []
         if self._open is None and not self.response["output"] and not is_cut:
-            events += self._begin_item(MessageItem(0))
+            events += self._begin_item(MessageItem(0, self._id))
         # What is open has come to its end with the answer; only a call has an end of its own, and has missed it.
         is_whole = not is_cut and not isinstance(self._open, CallItem)
         events += self._close_item("completed" if is_whole else "incomplete")

@@ -3,6 +3,7 @@
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
+from hashlib import sha256
 
 from kvasir.router.text.parts import Content, Part, overlap
 from kvasir.router.text.tools.call_reader import CallReader, Status
@@ -20,6 +21,7 @@ class ToolFormat(ABC):
     def __init__(self, names: Collection[str]) -> None:
         """`names`: of the tools that there are."""
         self._names = frozenset(names)
+        self.answer_id = uuid.uuid4().hex  # of what its calls are in: their ids follow from it
         self._held = ""
         self._parts: list[Part] = []
         self._num_calls = 0
@@ -63,7 +65,10 @@ class ToolFormat(ABC):
         return True
 
     def new_call_id(self) -> str:
-        return f"call_{uuid.uuid4().hex[:24]}"
+        return f"call_{self._next_digest()[:24]}"
+
+    def _next_digest(self) -> str:
+        return sha256(f"{self.answer_id}/{self._num_calls}".encode()).hexdigest()
 
     def _take_parts(self) -> list[Part]:
         parts, self._parts = self._parts, []

@@ -1,8 +1,6 @@
 """How models write calls of tools, format by format."""
 
 import re
-import secrets
-import string
 from collections.abc import Collection
 
 from kvasir.router.text.parts import CallArguments, CallEnd, CallStart, overlap
@@ -83,7 +81,7 @@ class Mistral(ToolFormat):
 
     def new_call_id(self) -> str:
         """The only kind that Mistral's templates take."""
-        return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+        return self._next_digest()[:9]
 
     def _first(self) -> bool:
         if not self._find("[TOOL_CALLS]"):

@@ -134,6 +134,10 @@ async def test_health_and_readiness_are_two_things() -> None:
         assert (not_ready.status_code, not_ready.json()["reason"][:15]) == (503, "the last canary")
         router.dispatcher.has_nodes = False
         assert (await router.http.get("/ready")).json()["reason"] == "no decode node is here"
+        for query in ("prefill=-1", "decode=-1", "prefill=one"):
+            refused = await router.http.get(f"/ready?{query}")
+            assert refused.status_code == 400
+            assert refused.json()["error"]["message"] == "prefill and decode are numbers of nodes"
         assert (await router.http.get("/health")).status_code == 200
         response = await router.complete()
         assert (response.status_code, response.headers["retry-after"]) == (503, "1")

@@ -1,0 +1,132 @@
+"""A worker's resumable streams, noted in the parent: what a client has seen of a stream survives the worker."""
+
+from __future__ import annotations  # grpc's classes are generic in their stubs alone
+
+import asyncio
+import logging
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import grpc.aio
+
+from kvasir.common.logging import Sparse
+from kvasir.common.tokens import pack_tokens, unpack_tokens
+from kvasir.proto import workers_pb2 as pb
+from kvasir.router.openai.tape import StreamOrigin, TakenStream, deltas_of, line_of
+from kvasir.router.types import RoutedRequest, TokenDelta
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT_S = 5.0
+
+
+@dataclass(eq=False, slots=True)
+class _Batch:
+    notes: list[pb.StreamNote] = field(default_factory=list)
+    is_sent: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class StreamNotes:
+    """What all streams of this worker note goes to the parent in one call after the other: what comes while one is on
+    its way goes with the next."""
+
+    def __init__(self, hub: Any, worker: int) -> None:
+        self._hub = hub
+        self._worker = worker
+        self._sparse = Sparse()
+        self._next = _Batch()
+        self._sending: asyncio.Task[None] | None = None
+
+    def add(self, note: pb.StreamNote) -> asyncio.Event:
+        """Set when the parent has it, or does not answer."""
+        batch = self._next
+        batch.notes.append(note)
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send())
+        return batch.is_sent
+
+    async def take(self, owner: str, response_id: str, last_event: int, endpoint: str) -> TakenStream | bool:
+        """If there is none for us: whether a worker has it."""
+        request = pb.TakeStreamRequest(worker=self._worker, owner=owner, response_id=response_id, endpoint=endpoint)
+        try:
+            answer = await self._hub.TakeStream(request, timeout=_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            self._failed(error)
+            return False
+        if not answer.HasField("head"):
+            return bool(answer.is_held)
+        head = answer.head
+        deltas = deltas_of(answer.lines)
+        origin = StreamOrigin(
+            response_id=response_id,
+            created=head.created,
+            endpoint=endpoint,
+            body=head.body,
+            timeout_s=head.timeout_s if head.HasField("timeout_s") else None,
+        )
+        return TakenStream(
+            origin=origin,
+            seed=head.seed,
+            max_tokens=head.max_tokens,
+            prompt_token_ids=tuple(unpack_tokens(head.prompt_token_ids)),
+            deltas=deltas,
+            log=HubStreamLog(self, owner, origin, head.grace_s, num_noted=len(deltas)),
+            last_event=last_event,
+        )
+
+    async def _send(self) -> None:
+        while self._next.notes:
+            batch, self._next = self._next, _Batch()
+            try:
+                request = pb.NoteStreamsRequest(worker=self._worker, notes=batch.notes)
+                await self._hub.NoteStreams(request, timeout=_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                self._failed(error)
+            finally:
+                batch.is_sent.set()
+        self._sending = None
+
+    def _failed(self, error: grpc.aio.AioRpcError) -> None:
+        if self._sparse.allows("failed"):
+            log.warning("streams are not noted while the parent does not answer: %s", error.code().name)
+
+
+class HubStreamLog:
+    """A `StreamLog`. A note that got lost leaves a gap, which the parent sees: it forgets the stream."""
+
+    def __init__(
+        self, notes: StreamNotes, owner: str, origin: StreamOrigin, grace_s: float, num_noted: int = 0
+    ) -> None:
+        self._notes = notes
+        self._owner = owner
+        self._origin = origin
+        self._grace_s = grace_s
+        self._num_noted = num_noted
+
+    async def begin(self, request: RoutedRequest) -> None:
+        head = pb.StreamHead(
+            endpoint=self._origin.endpoint,
+            body=self._origin.body,
+            created=self._origin.created,
+            timeout_s=self._origin.timeout_s,
+            grace_s=self._grace_s,
+            seed=request.sampling.seed,
+            max_tokens=request.sampling.max_tokens,
+            prompt_token_ids=pack_tokens(request.prompt_token_ids),
+        )
+        self._origin = replace(self._origin, body=b"")  # it may be large, and the parent has it
+        await self._note(begun=head).wait()
+
+    async def add(self, delta: TokenDelta) -> None:
+        tokens = pb.StreamTokens(number=self._num_noted, line=line_of(delta))
+        self._num_noted += 1
+        await self._note(tokens=tokens).wait()
+
+    def forget(self) -> None:
+        self._note(is_over=True)
+
+    def give_back(self) -> None:
+        self._note(is_given_back=True)
+
+    def _note(self, **what: Any) -> asyncio.Event:
+        return self._notes.add(pb.StreamNote(owner=self._owner, response_id=self._origin.response_id, **what))

@@ -1,0 +1,183 @@
+"""Resumable streams whose worker is killed: another one goes on with them, and the client gets each event once."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from kvasir.common.tokens import unpack_tokens
+from tests.fake_node import expected_tokens
+from tests.workers import Workers, running_workers
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CHAT = {"messages": [{"role": "user", "content": "hello"}]}
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "completions": ("/v1/completions", {"prompt": "hello"}),
+    "two choices": ("/v1/completions", {"prompt": "hello", "n": 2, "stop": "e"}),
+    "chat": ("/v1/chat/completions", {**CHAT, "n": 2}),
+    "responses": ("/v1/responses", {"input": "hello"}),
+}
+NUM_TOKENS = 100
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def workers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Workers]:
+    async with running_workers(tmp_path_factory.mktemp("model"), is_static=True) as workers:
+        workers.decode.behaviour.token_s = 0.01
+        yield workers
+
+
+async def follow(
+    workers: Workers, path: str, body: dict[str, Any], on_event: Callable[[int], None] = lambda number: None
+) -> list[tuple[str, str]]:
+    """(id, data) of each event, however often the connection breaks."""
+    options = {"include_usage": True, "resume_grace_s": 60}
+    limit = {"max_output_tokens" if path == "/v1/responses" else "max_tokens": NUM_TOKENS}
+    body = {"model": "m", "stream": True, "ignore_eos": True, "stream_options": options, **limit, **body}
+    events: list[tuple[str, str]] = []
+    async with asyncio.timeout(60):
+        while not events or not _is_last(events[-1][1]):
+            headers = {"last-event-id": events[-1][0]} if events else {}
+            try:
+                async with (
+                    workers.client() as client,
+                    client.stream("POST", path, json=None if events else body, headers=headers) as response,
+                ):
+                    assert response.status_code == 200, await response.aread()
+                    event_id = ""
+                    async for line in response.aiter_lines():
+                        if line.startswith("id: "):
+                            event_id = line.removeprefix("id: ")
+                        elif line.startswith("data: "):
+                            events.append((event_id, line.removeprefix("data: ")))
+                            on_event(len(events))
+            except httpx.TransportError:
+                assert events, "it was begun"
+    return events
+
+
+def _is_last(data: str) -> bool:
+    return data == "[DONE]" or '"type":"response.incomplete"' in data or '"type":"response.completed"' in data
+
+
+def kill(pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def texts(events: list[tuple[str, str]]) -> dict[int, str]:
+    """By choice."""
+    found: dict[int, str] = {}
+    for _, data in events:
+        if data == "[DONE]":
+            continue
+        content = json.loads(data)
+        assert "error" not in content or content["error"] is None, content
+        if content.get("type") == "response.output_text.delta":
+            found[0] = found.get(0, "") + content["delta"]
+        for choice in content.get("choices", ()):
+            text = choice.get("text") or choice.get("delta", {}).get("content") or ""
+            found[choice["index"]] = found.get(choice["index"], "") + text
+    return found
+
+
+def check_is_one_stream(events: list[tuple[str, str]]) -> None:
+    assert [int(event_id.rpartition(":")[2]) for event_id, _ in events] == list(range(1, len(events) + 1))
+    [response_id] = {event_id.rpartition(":")[0] for event_id, _ in events}
+    told = [json.loads(data) for _, data in events if data != "[DONE]"]
+    if not response_id.startswith("resp_"):
+        assert {one["id"] for one in told} == {response_id}
+        assert len({one["created"] for one in told}) == 1
+        assert told[-1]["usage"]["total_tokens"] == sum(
+            told[-1]["usage"][name] for name in ("prompt_tokens", "completion_tokens")
+        )
+        return
+    assert [one["sequence_number"] for one in told] == list(range(len(told)))
+    assert len({one["item_id"] for one in told if "item_id" in one}) == 1
+    assert {one["response"]["id"] for one in told if "response" in one} == {response_id}
+
+
+def usage(events: list[tuple[str, str]]) -> Any:
+    told = [json.loads(data) for _, data in events if data != "[DONE]"][-1]
+    return told["response"]["usage"] if "response" in told else told["usage"]
+
+
+async def test_streams_go_on_when_all_workers_are_killed_in_their_midst_and_after_their_end(workers: Workers) -> None:
+    requests = [(path, {**body, "seed": 7}) for path, body in REQUESTS.values()]
+    wholes = [await follow(workers, path, body) for path, body in requests]
+    num_tokens = await workers.metric("vllm:generation_tokens_total")
+    counts = dict.fromkeys(range(len(requests)), 0)
+    killed: list[int] = []
+
+    def seen(stream: int) -> None:
+        counts[stream] += 1
+        if not killed and min(counts.values()) > 10:
+            killed.extend(workers.pids)
+            kill(killed)
+
+    following = [follow(workers, *one, lambda _, at=at: seen(at)) for at, one in enumerate(requests)]
+    answers = await asyncio.gather(*following)
+    for events, whole in zip(answers, wholes, strict=True):
+        check_is_one_stream(events)
+        assert texts(events) == texts(whole)
+        assert len(events) == len(whole)
+        assert usage(events) == usage(whole)
+    await workers.until(workers.is_ready)
+    assert killed
+    assert not set(killed) & set(workers.pids)
+    assert await workers.metric("vllm:generation_tokens_total") <= 2 * num_tokens, "replayed tokens are not counted"
+
+    kill(workers.pids)
+    num_started = len(workers.decode.started)
+    [path, _], events = requests[0], answers[0]
+    last_id = events[5][0]
+    assert (await resume(workers, path, last_id, "b")).status_code == 404, "another key's"
+    assert (await resume(workers, "/v1/chat/completions", last_id)).status_code == 404, "another route's"
+    answer = await resume(workers, path, last_id)
+    assert answer.status_code == 200
+    data = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert data == [one for _, one in events[6:]]
+    assert len(workers.decode.started) == num_started, "nothing is computed again"
+
+
+async def resume(workers: Workers, path: str, last_id: str, key: str = "a") -> httpx.Response:
+    """A connection that a dying worker was handed is lost with it."""
+    while True:
+        try:
+            async with workers.client(key) as client:
+                return await client.post(path, headers={"last-event-id": last_id})
+        except httpx.TransportError:
+            await asyncio.sleep(0.05)
+
+
+async def test_another_worker_goes_on_at_once_with_the_seed_that_was_drawn(workers: Workers) -> None:
+    num_before, pids = len(workers.decode.started), workers.pids
+    body = {"prompt": "hello", "return_token_ids": True}
+    streams = [asyncio.create_task(follow(workers, "/v1/completions", body)) for _ in range(2)]  # one at each worker
+    await workers.until(lambda: len(workers.decode.started) == num_before + 2)
+    await workers.until(lambda: min(len(one.outputs[0]) for one in workers.decode.started[num_before:]) > 20)
+    kill(pids[:1])
+    answers = await asyncio.gather(*streams)
+    started = [one.request for one in workers.decode.started[num_before:]]
+    assert len(started) == 3, "one has gone on elsewhere"
+    again = next(one for one in started[:2] if one.request_id == started[2].request_id)
+    assert started[2].sampling.seed == again.sampling.seed
+    assert len(unpack_tokens(started[2].output_token_ids[0])) > 10, "from where it was"
+    for events, request in zip(answers, sorted_by_answer(answers, started[:2]), strict=True):
+        check_is_one_stream(events)
+        told = [json.loads(data)["choices"] for _, data in events if data != "[DONE]"]
+        token_ids = [one for choices in told for choice in choices for one in choice.get("token_ids", ())]
+        prompt = unpack_tokens(request.prompt_token_ids)
+        assert token_ids == expected_tokens(prompt, NUM_TOKENS, request.sampling.seed)
+
+
+def sorted_by_answer(answers: list[list[tuple[str, str]]], requests: list[Any]) -> list[Any]:
+    by_id = {request.request_id: request for request in requests}
+    return [by_id[events[0][0].rpartition(":")[0]] for events in answers]
