@@ -32,7 +32,7 @@ def decode_attention(
     A sequence of length 0 (the padding of a batch) reads no block, and its rows of `out` become 0.
     """
     assert len(query) % len(seq_lens) == 0
-    if backend.is_triton(query) and kv_cache.dtype == query.dtype:
+    if backend.is_triton(query) and kv_cache.dtype != torch.int8:
         from kvasir.kernels.triton import decode_attention as triton
 
         return triton.decode_attention(

@@ -33,7 +33,7 @@ def prefill_attention(
     What lies behind a sequence's end is not read. What lies before the window of all its tokens may be read, and counts
     for nothing if it is finite. A token that sees nothing gets 0.
     """
-    if backend.is_triton(query) and kv_cache.dtype == query.dtype:
+    if backend.is_triton(query) and kv_cache.dtype != torch.int8:
         from kvasir.kernels.triton import prefill_attention as triton
 
         return triton.prefill_attention(

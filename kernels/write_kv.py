@@ -29,7 +29,7 @@ def write_kv(
         finite values saturate at +-65504. To int8: the largest of a row is 127 scales; what is not finite makes it NaN
     What the keys in `qkv` are afterwards, rotated or as before, is not defined.
     """
-    if backend.is_triton(qkv) and kv_cache.dtype == qkv.dtype:
+    if backend.is_triton(qkv) and kv_cache.dtype != torch.int8:
         from kvasir.kernels.triton import write_kv as triton
 
         return triton.write_kv(qkv, cos, sin, slots, kv_cache, layer, interleaved=interleaved)
