@@ -96,7 +96,7 @@ def _started(name: str, shape: Shape) -> Iterator[str]:
 
 def warm_up(url: str, shape: Shape) -> None:
     for count in _WARM_UP:
-        load = asyncio.run(_load(url, shape.prompts(count, random.Random(-count)), [0.0] * count, None))
+        load = asyncio.run(_load(url, shape.prompts(count, random.Random(f"warm up {count}")), [0.0] * count, None))
         refuse_failures(load)
 
 
