@@ -1,9 +1,9 @@
 """`kvasir bench router`: the router alone, before nodes that answer at once; beside the Rust routers of PyPI.
 
-Each contender is one router process (with `--workers 2`: three) before a backend process, and reads the same requests from the same 512 streams.
-`sglang-router` and `vllm-router` are taken from the environment of `--peer-python`, and stand before a server that
-streams OpenAI's events at once; ours stands before nodes that speak its sessions. Two measurements, contenders taking
-turns:
+Each contender is one router process (with `--workers 2`: three) before a backend process, and reads the same requests
+from the same 512 streams. `sglang-router` and `vllm-router` are taken from the environment of `--peer-python`, and
+stand before a server that streams OpenAI's events at once; ours stands before nodes that speak its sessions. Two
+measurements, contenders taking turns:
 
 - flat out: backends have 200 tokens a second for each stream, which is more than anything here passes on. Tokens per
   second of the router's CPU time (all its threads), which is what one core can do.
