@@ -1,38 +1,7 @@
 import pytest
 import torch
 
-from kvasir.kernels.block_bytes import block_bytes, pool_bytes, write_block_bytes
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_bytes_go_from_one_cache_to_another(dtype: torch.dtype) -> None:
-    here, there = torch.randn(5, 2, 2, 3, 4, 8).to(dtype), torch.zeros(6, 2, 2, 3, 4, 8, dtype=dtype)
-    payload = block_bytes(here, 3)
-    assert payload.nbytes == here[3].numel() * dtype.itemsize
-    write_block_bytes(there, 5, payload)
-    assert torch.equal(there[5], here[3])
-    assert not there[:5].any()
-
-
-def test_reading_copies_nothing() -> None:
-    cache = torch.zeros(2, 4)
-    view = block_bytes(cache, 1)
-    cache[1] = 1
-    assert view.cast("f").tolist() == [1, 1, 1, 1]
-
-
-def test_a_payload_in_words_is_as_good_as_one_in_bytes() -> None:
-    cache = torch.zeros(2, 4)
-    write_block_bytes(cache, 0, block_bytes(torch.ones(1, 4), 0).cast("f"))
-    assert cache[0].tolist() == [1, 1, 1, 1]
-
-
-@pytest.mark.parametrize("num_bytes", [0, 15, 17, 32])
-def test_a_payload_of_another_size_is_refused(num_bytes: int) -> None:
-    cache = torch.zeros(2, 4)
-    with pytest.raises(ValueError, match="16 bytes"):
-        write_block_bytes(cache, 0, memoryview(bytes(num_bytes)))
-    assert not cache.any()
+from kvasir.kernels.block_bytes import joined_block_bytes, pool_bytes, tensor_bytes, write_joined_block_bytes
 
 
 def test_the_pool_is_its_blocks_one_behind_the_other() -> None:
@@ -40,4 +9,25 @@ def test_the_pool_is_its_blocks_one_behind_the_other() -> None:
     pool = pool_bytes(cache)
     assert pool.shape == (3, 32)
     cache[2] = 7
-    assert pool.tolist() == [list(block_bytes(cache, block)) for block in range(3)]
+    assert [bytes(row) for row in pool.tolist()] == [tensor_bytes(cache[block]) for block in range(3)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_parts", [1, 2, 4])
+def test_parts_with_heads_of_their_own_give_and_take_whole_blocks(dtype: torch.dtype, num_parts: int) -> None:
+    whole = torch.randn(5, 3, 2, 4, 8, 16).to(dtype)
+    parts = [part.contiguous() for part in whole.chunk(num_parts, dim=3)]
+    payload = joined_block_bytes(parts, 3)
+    assert bytes(payload) == tensor_bytes(whole[3])
+    others = [torch.zeros_like(part) for part in parts]
+    write_joined_block_bytes(others, 1, payload.cast("f"))
+    assert torch.equal(torch.cat(others, dim=3)[1], whole[3])
+    assert not torch.cat(others, dim=3)[[0, 2, 3, 4]].any()
+
+
+@pytest.mark.parametrize("num_bytes", [0, 511, 513, 1024])
+def test_a_payload_of_another_size_is_refused(num_bytes: int) -> None:
+    parts = [torch.zeros(2, 1, 2, 2, 4, 4) for _ in range(2)]
+    with pytest.raises(ValueError, match="512 bytes"):
+        write_joined_block_bytes(parts, 0, memoryview(bytes(num_bytes)))
+    assert not any(part.any() for part in parts)
