@@ -19,6 +19,7 @@ COMMANDS = {
     "peers": ("kvasir.bench.lab.peers", "this engine beside others that are installed here, in turns"),
     "disaggregation": ("kvasir.bench.lab.disaggregation", "two nodes of one core each, or one of two cores"),
     "kernels": ("kvasir.bench.lab.kernels", "each Triton kernel beside what this GPU can do"),
+    "quantization": ("kvasir.bench.lab.quantization", "what weights in fewer bytes do to a model's output"),
     "kv-dtype": ("kvasir.bench.lab.kv_dtype", "what each dtype of the KV cache gives and costs"),
     "kv-quality": ("kvasir.bench.lab.kv_quality", "what KV codecs do to a model's output, and how fast they are"),
 }
