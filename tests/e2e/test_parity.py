@@ -94,7 +94,10 @@ def test_output_equals_transformers(setup: Setup, cluster: Cluster, model_dir: P
     with cluster.deltas(cluster.decode, fetched, recomputed, preemptions) as cold:
         run.alone(alone, salt="cold")
         run.together(together, salt="cold", num_fillers=num_fillers)
-    assert cold[fetched] == num_blocks, "every block of every prompt came over the connector"
+    if setup.small_cache and setup.connector != "tcp":  # who gave way may have fetched from the store once more
+        assert cold[fetched] >= num_blocks
+    else:
+        assert cold[fetched] == num_blocks, "every block of every prompt came over the connector"
     if setup.small_cache:
         assert cold[preemptions] > 0
     else:
