@@ -79,10 +79,18 @@ class Service:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout_s)
 
-    def stop(self) -> None:
-        if self.process.poll() is None:
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def ask_to_stop(self) -> None:
+        if self.is_alive:
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
+
+    def stop(self) -> None:
+        if self.is_alive:
+            self.ask_to_stop()
             try:
                 self.process.wait(20)
             except subprocess.TimeoutExpired:
@@ -167,6 +175,8 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for node in [*self.prefill, *self.decode]:
+            node.ask_to_stop()  # all at once, and then each is waited for
         self._stack.close()
 
     @property
@@ -193,6 +203,16 @@ class Cluster:
         nodes.append(node)
         self._start(node)
         return node
+
+    def living(self, role: str) -> list[Service]:
+        return [node for node in (self.prefill if role == "prefill" else self.decode) if node.is_alive]
+
+    def have_at_least(self, num_prefill: int, num_decode: int) -> None:
+        """Adds the nodes that are missing."""
+        for role, count in (("prefill", num_prefill), ("decode", num_decode)):
+            for _ in range(count - len(self.living(role))):
+                self.add_node(role)
+        self.wait_ready()
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Until a generation has gone through both tiers, and every node that lives has joined."""
@@ -234,10 +254,10 @@ class Cluster:
 
     def _is_ready(self) -> bool:
         """All nodes that live are up, and a canary has gone through them."""
-        alive = [[node for node in nodes if node.process.poll() is None] for nodes in (self.prefill, self.decode)]
-        counts = {"prefill": len(alive[0]), "decode": len(alive[1])}
+        prefill, decode = self.living("prefill"), self.living("decode")
+        counts = {"prefill": len(prefill), "decode": len(decode)}
         try:
-            for node in [*alive[0], *alive[1]]:
+            for node in [*prefill, *decode]:
                 node.metrics()
             return httpx.get(f"{self.url}/ready", params=counts, timeout=5).status_code == 200
         except httpx.HTTPError:

@@ -102,7 +102,7 @@ def test_requests_dropped_in_the_queue_never_reach_a_node(cluster: Cluster) -> N
                 asyncio.create_task(
                     client.post(
                         "/v1/completions",
-                        json={"model": model, "prompt": [9 + i] * 1800, "max_tokens": 8, "ignore_eos": True},
+                        json={"model": model, "prompt": [9 + i] * 1000, "max_tokens": 8, "ignore_eos": True},
                     )
                 )
                 for i in range(4)
