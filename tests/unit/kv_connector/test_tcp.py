@@ -134,7 +134,7 @@ async def test_a_sender_of_larger_blocks_is_a_miss() -> None:
 async def test_one_connection_cannot_borrow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks and does not read is lent a bounded number of blocks, and told that the others are not there."""
     monkeypatch.setattr(protocol, "MAX_REQUESTS_PER_PEER", 8)
-    async with open_node(SETTINGS, LARGE) as node, stranger(node) as socket:
+    async with open_node(SETTINGS, LARGE) as node, stranger(node, max_unread=1) as socket:
         keys = random_keys(60)
         ticket = Ticket(transfer_id=TransferId("t"), connector="tcp")
         await node.sender.publish(ticket, Pair(node, node).outgoing(keys))

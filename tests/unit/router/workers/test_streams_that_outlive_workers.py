@@ -151,12 +151,16 @@ async def test_streams_go_on_when_all_workers_are_killed_in_their_midst_and_afte
 
 
 async def resume(workers: Workers, path: str, last_id: str, key: str = "a") -> httpx.Response:
-    """A connection that a dying worker was handed is lost with it."""
-    while True:
-        try:
-            async with workers.client(key) as client:
-                return await client.post(path, headers={"last-event-id": last_id})
-        except httpx.TransportError:
+    """A connection that a dying worker was handed is lost with it; a new worker knows no node yet (Retry-After)."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                async with workers.client(key) as client:
+                    response = await client.post(path, headers={"last-event-id": last_id})
+                    if response.status_code != 503:
+                        return response
+            except httpx.TransportError:
+                pass
             await asyncio.sleep(0.05)
 
 
