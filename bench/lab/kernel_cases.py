@@ -5,6 +5,7 @@ A case is made on a device from a seed, runs once and is checked, and is timed o
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Literal
@@ -137,20 +138,20 @@ def all_cases() -> list[Case]:
     decodes = [
         Case(
             kernel="decode_attention", shape=f"{size} x {_tokens(context)}", bound="copy", wanted=0.85,
-            make=lambda device, size=size, context=context: decode_case(size, context, device),  # type: ignore[misc]
+            make=partial(decode_case, size, context),
         )
         for size, context in ((64, 1024), (32, 4096), (32, 16_384), (16, 32_768), (16, 131_072))
     ]  # fmt: skip
     prefills = [
         Case(
             kernel="prefill_attention", shape=f"1 x {_tokens(count)}", bound="matmul", wanted=0.6,
-            make=lambda device, count=count: prefill_case(count, device),  # type: ignore[misc]
+            make=partial(prefill_case, count),
         )
         for count in (8192, 32_768)
     ]  # fmt: skip
     writes = Case(
         kernel="write_kv", shape="32k tokens", bound="copy", wanted=0.85,
-        make=lambda device: write_kv_case(32_768, device),
+        make=partial(write_kv_case, 32_768),
     )  # fmt: skip
     rows = [
         Case(kernel=kernel, shape=shape, bound=bound, wanted=wanted, make=make)

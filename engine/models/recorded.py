@@ -5,7 +5,7 @@ Called one by one from Python, the hundreds of small loops of a step take millis
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -116,10 +116,15 @@ def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def _tensors(batch: BatchInputs) -> list[Tensor]:
-    found: list[Tensor] = []
-    for value in _inputs(batch).values():
-        _map(lambda tensor: found.append(tensor) or tensor, value)  # type: ignore[func-returns-value]
-    return found
+    return list(_leaves(tuple(_inputs(batch).values())))
+
+
+def _leaves(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    else:
+        for one in value:
+            yield from _leaves(one)
 
 
 def _widened(block_tables: Tensor) -> Tensor:

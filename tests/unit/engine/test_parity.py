@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from kvasir.engine.request import FinishReason, Request, RequestId
 from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.settings import EngineSettings
 from tests.unit.engine.forward import CPU, generate, greedy_request
+from tests.unit.engine.greedy_reference import greedy_tokens
 
 pytestmark = pytest.mark.parity
 
@@ -30,7 +30,6 @@ CUTS = [  # block size, chunk size, together
     (32, 17, False),
     (5, 512, True),
 ]
-NEAR_TIE = 1e-4  # where the reference's two best are closer than this, rounding may choose either
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,21 +60,7 @@ _TEXT = "".join(
 
 @pytest.fixture(scope="module")
 def expected(model_dir: Path, prompts: list[list[int]]) -> list[list[int]]:
-    """What transformers generates; with the check that no choice was a near tie, so that equality can be asked for."""
-    reference = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
-    return [_greedy(reference, prompt) for prompt in prompts]
-
-
-@torch.inference_mode()
-def _greedy(reference: Any, prompt: list[int]) -> list[int]:
-    out = reference.generate(
-        torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False,
-        max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, output_logits=True, return_dict_in_generate=True,
-    )  # fmt: skip
-    best = torch.cat(out.logits).topk(2).values
-    assert float((best[:, 0] - best[:, 1]).min()) > NEAR_TIE, "choose another prompt"
-    ids: list[int] = out.sequences[0, len(prompt) :].tolist()
-    return ids
+    return greedy_tokens(model_dir, prompts, NUM_TOKENS)
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,11 @@ from kvasir.engine.request import Request, RequestId
 from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.settings import EngineSettings
 from tests.unit.engine.drafting import Always
+from tests.unit.engine.greedy_reference import greedy_tokens
 
 pytestmark = [pytest.mark.parity, pytest.mark.full]
 
 NUM_TOKENS = 32
-NEAR_TIE = 1e-4  # where the reference's two best are closer than this, rounding may choose either
 PASSAGE = (
     "The harbour master counted the boats twice before supper. There were forty three of them, and one had no name. "
     "He wrote the number down, closed the book, and went to look for the owner of the boat without a name. "
@@ -44,20 +44,7 @@ def prompts(model_dir: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def expected(model_dir: Path, prompts: list[list[int]]) -> list[list[int]]:
-    reference = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
-    return [_greedy(reference, prompt) for prompt in prompts]
-
-
-@torch.inference_mode()
-def _greedy(reference: Any, prompt: list[int]) -> list[int]:
-    out = reference.generate(
-        torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False,
-        max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, output_logits=True, return_dict_in_generate=True,
-    )  # fmt: skip
-    best = torch.cat(out.logits).topk(2).values
-    assert float((best[:, 0] - best[:, 1]).min()) > NEAR_TIE, "choose another prompt"
-    ids: list[int] = out.sequences[0, len(prompt) :].tolist()
-    return ids
+    return greedy_tokens(model_dir, prompts, NUM_TOKENS)
 
 
 def run(engine: Engine, prompts: list[list[int]], **params: Any) -> list[list[int]]:
