@@ -55,9 +55,7 @@ class Scheduler(Queues):
         super().__init__(limits, kv_identity)
         self.times = StepTimes()
         self.choose_way: Callable[[Loss, Rates, int], Choice] = choose_way
-        self.fetch_s_per_block: float | None = (
-            None  # from a store, as last measured by whoever fetches; set from outside
-        )
+        self.fetch_s_per_block: float | None = None  # from a store, as last measured; set by whoever fetches
         self.preemptions: Counter[Way] = Counter()
         self.num_prefix_queries_tokens = 0
         self.num_prefix_hits_tokens = 0
