@@ -4,6 +4,7 @@ from kvasir.decode_node.config import DecodeConfig
 from kvasir.decode_node.node import DecodeNode
 from kvasir.decode_node.servicer import DecodeServicer
 from kvasir.kv_connector.base import KVConnector
+from kvasir.kv_connector.codec import LOSSY
 from kvasir.node.runtime import NodeKind, run_node
 from kvasir.proto import decode_pb2, decode_pb2_grpc
 
@@ -25,5 +26,5 @@ def check_connector(config: DecodeConfig, connector: KVConnector) -> None:
     """What is written back must lie where others look for it, and be exact."""
     if config.kv_write_back and not connector.is_store:
         raise ValueError(f"--kv-write-back needs a store to write to, and {connector.name} is none")
-    if config.kv_write_back and config.kv_codec in ("fp16", "int8"):
+    if config.kv_write_back and config.kv_codec in LOSSY:
         raise ValueError(f"--kv-write-back writes exact blocks, and --kv-codec {config.kv_codec} loses some of them")

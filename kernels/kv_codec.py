@@ -1,29 +1,30 @@
-"""What a KV block's values go through on their way: byte planes, other dtypes, int8. On buffers in host memory.
+"""What a KV block's values go through on their way: byte planes, other dtypes, int8, fp8. On buffers in host memory.
 
 Every loop is compiled, runs on the calling thread without Python's lock, and gives the same bytes on every machine.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvasir.kernels.cpu import kv_codec as cpu
-from kvasir.kernels.cpu import threads
 from kvasir.kernels.kv_dtypes import SCALE_BYTES
 
 # Shapes: V values  W bytes a value  R rows  D values a row
 
 Bytes = NDArray[np.uint8]
 
+Quantized = Literal["int8", "e4m3"]
+
 FLOAT16_MAX = 65504.0
+E4M3_MAX = 448.0
 _LOOPS = {
-    ("float32", "float16"): cpu.float32_to_float16,
-    ("float32", "bfloat16"): cpu.float32_to_bfloat16,
-    ("float16", "float32"): cpu.float16_to_float32,
-    ("bfloat16", "float32"): cpu.bfloat16_to_float32,
+    ("float32", "float16"): "float32_to_float16",
+    ("float32", "bfloat16"): "float32_to_bfloat16",
+    ("float16", "float32"): "float16_to_float32",
+    ("bfloat16", "float32"): "bfloat16_to_float32",
 }
 
 
@@ -31,14 +32,14 @@ def split_planes(values: Bytes, planes: Bytes) -> None:
     """values [V W] -> planes [W, V]: the first bytes of all values, then all the second ones, ... W is 2 or 4."""
     width, num_values = planes.shape
     _check_sizes(values, num_values * width, planes, num_values * width)
-    threads.launch(cpu.split_planes, 1, width, num_values, _address(values), _address(planes))
+    _launch("split_planes", width, num_values, _address(values), _address(planes))
 
 
 def merge_planes(planes: Bytes, values: Bytes) -> None:
     """planes [W, V] -> values [V W]"""
     width, num_values = planes.shape
     _check_sizes(values, num_values * width, planes, num_values * width)
-    threads.launch(cpu.merge_planes, 1, width, num_values, _address(planes), _address(values))
+    _launch("merge_planes", width, num_values, _address(planes), _address(values))
 
 
 def convert(values: Bytes, dtype: str, out: Bytes, out_dtype: str) -> None:
@@ -52,31 +53,34 @@ def convert(values: Bytes, dtype: str, out: Bytes, out_dtype: str) -> None:
     if dtype == out_dtype:
         out[:] = values
     elif (dtype, out_dtype) in _LOOPS:
-        threads.launch(_LOOPS[dtype, out_dtype], 1, num_values, _address(values), _address(out))
+        _launch(_LOOPS[dtype, out_dtype], num_values, _address(values), _address(out))
     else:
         precise = np.empty(4 * num_values, np.uint8)
         convert(values, dtype, precise, "float32")
         convert(precise, "float32", out, out_dtype)
 
 
-def quantize(values: Bytes, row_size: int, scales: Bytes, out: Bytes) -> None:
-    """values: float32 [R, D] -> scales: float32 [R], out: int8 [R, D], with values = scales * out, about
+def quantize(values: Bytes, row_size: int, scales: Bytes, out: Bytes, dtype: Quantized = "int8") -> None:
+    """values: float32 [R, D] -> scales: float32 [R], out: int8 or e4m3 [R, D], with values = scales * out, about
 
-    The largest absolute value of a row is 127 scales, so the error is half a scale. A row that holds NaN or an
-    infinity has scale NaN and comes back as NaN, all of it. Values below 2^-101 are taken for zero.
+    The largest absolute value of a row is 127 scales, so the error is half a scale; in e4m3 it is 448 scales, and the
+    error a 16th of the value, or half the smallest step. A row that holds NaN or an infinity has scale NaN and comes
+    back as NaN, all of it. Rows below 2^-101 are taken for zero.
     """
     num_rows = len(out) // row_size
     _check_sizes(values, 4 * num_rows * row_size, out, num_rows * row_size)
     _check_sizes(values, 4 * num_rows * row_size, scales, 4 * num_rows)
-    threads.launch(cpu.quantize, 1, num_rows, row_size, _address(values), _address(scales), _address(out))
+    name = "quantize" if dtype == "int8" else "quantize_e4m3"
+    _launch(name, num_rows, row_size, _address(values), _address(scales), _address(out))
 
 
-def dequantize(scales: Bytes, quantized: Bytes, row_size: int, out: Bytes) -> None:
-    """scales: float32 [R], quantized: int8 [R, D] -> out: float32 [R, D]"""
+def dequantize(scales: Bytes, quantized: Bytes, row_size: int, out: Bytes, dtype: Quantized = "int8") -> None:
+    """scales: float32 [R], quantized: int8 or e4m3 [R, D] -> out: float32 [R, D]"""
     num_rows = len(quantized) // row_size
     _check_sizes(quantized, num_rows * row_size, out, 4 * num_rows * row_size)
     _check_sizes(scales, 4 * num_rows, out, 4 * num_rows * row_size)
-    threads.launch(cpu.dequantize, 1, num_rows, row_size, _address(scales), _address(quantized), _address(out))
+    name = "dequantize" if dtype == "int8" else "dequantize_e4m3"
+    _launch(name, num_rows, row_size, _address(scales), _address(quantized), _address(out))
 
 
 def split_heads(block: Bytes, block_size: int, row_size: int) -> tuple[Bytes, Bytes]:
@@ -112,6 +116,23 @@ def quantize_reference(values: Tensor) -> tuple[Tensor, Tensor]:
     inverse = torch.where(is_finite & ~is_zero, 1 / scales, 0.0)
     rounded = torch.floor(torch.where(is_finite[:, None], values, 0.0) * inverse[:, None] + 0.5)
     return scales, rounded.to(torch.int8)
+
+
+def quantize_e4m3_reference(values: Tensor) -> tuple[Tensor, Tensor]:
+    """values [R, D] float32 -> scales [R], quantized [R, D] e4m3; zeros and what is not finite as with int8."""
+    largest = values.abs().amax(-1)
+    is_finite, is_zero = values.isfinite().all(-1), largest < 2**-101
+    scales = torch.where(is_finite, torch.where(is_zero, 0.0, largest / E4M3_MAX), torch.nan)
+    inverse = torch.where(is_finite & ~is_zero, 1 / scales, 0.0)
+    scaled = torch.where(is_finite[:, None], values, 0.0) * inverse[:, None]
+    return scales, scaled.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+
+
+def _launch(name: str, *arguments: int) -> None:
+    # Imported late: where there is a GPU only, nothing compiles loops.
+    from kvasir.kernels.cpu import kv_codec, threads
+
+    threads.launch(getattr(kv_codec, name), 1, *arguments)
 
 
 def _width(dtype: str) -> int:

@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from kvasir.kernels.backend import is_triton
-from kvasir.kernels.kv_codec import convert_reference, quantize_reference
+from kvasir.kernels.kv_codec import convert_reference, quantize_e4m3_reference, quantize_reference
 
 # Shapes: N blocks in the cache  P blocks to pack  L layers  K KV heads  B tokens a block  D head dim
 #   R rows of a block: L * 2 * (heads in the range) * B
 
 Codec = Literal["none", "fp16", "int8", "fp8"]
-E4M3_MAX = 448.0
 _VALUE_BYTES = {"fp16": 2, "int8": 1, "fp8": 1}
 
 
@@ -105,16 +104,6 @@ def unpack_blocks_reference(
         values = convert_reference(values, kv_cache.dtype)
     target = kv_cache[:, :, :, heads.start : heads.stop]
     target[blocks] = values.reshape(len(blocks), *target.shape[1:])
-
-
-def quantize_e4m3_reference(values: Tensor) -> tuple[Tensor, Tensor]:
-    """values [R, D] float32 -> scales [R], quantized [R, D] e4m3; zeros and what is not finite as with int8."""
-    largest = values.abs().amax(-1)
-    is_finite, is_zero = values.isfinite().all(-1), largest < 2**-101
-    scales = torch.where(is_finite, torch.where(is_zero, 0.0, largest / E4M3_MAX), torch.nan)
-    inverse = torch.where(is_finite & ~is_zero, 1 / scales, 0.0)
-    scaled = torch.where(is_finite[:, None], values, 0.0) * inverse[:, None]
-    return scales, scaled.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
 
 
 def _all_heads(kv_cache: Tensor) -> range:

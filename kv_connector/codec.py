@@ -6,8 +6,9 @@
     lossless    byte planes and zstd: for links of a few Gbit/s and less
     fp16        half of float32; values beyond +-65504 saturate
     int8        a quarter of float32, with a scale for each token of each head: an error of half a scale
+    fp8         the same in float8 e4m3: an error of a 16th of each value
 
-A block of a cache in int8 is small already: `fp16` and `int8` leave it as it is.
+A block of a cache in int8 is small already: the lossy ones leave it as it is.
 
 A header says the codec and the sender's dtype, so the two sides need not agree beforehand. A block that went through a
 lossy codec, or that was computed in another dtype, is not what the receiver would have computed: it is not exact,
@@ -26,9 +27,10 @@ from kvasir.kv_connector.codec_packing import BadPayload, Bytes
 from kvasir.kv_connector.errors import BadFrame
 from kvasir.kv_connector.metrics import MissReason
 
-CODECS = (CODEC_NONE, "lossless", "fp16", "int8")  # what a header may name
+LOSSY = ("fp16", "int8", "fp8")
+CODECS = (CODEC_NONE, "lossless", *LOSSY)  # what a header may name
 DTYPES = ("float32", "bfloat16", "float16", "int8")
-_LOSSY_FORMS = {f"{codec}-{dtype}" for codec in ("fp16", "int8") for dtype in DTYPES if dtype != "int8"}
+_LOSSY_FORMS = {f"{codec}-{dtype}" for codec in LOSSY for dtype in DTYPES if dtype != "int8"}
 STORED_FORMS = frozenset(_LOSSY_FORMS | {f"exact-{dtype}" for dtype in DTYPES})
 
 payload_sizes = codec_packing.payload_sizes
@@ -36,7 +38,7 @@ payload_sizes = codec_packing.payload_sizes
 
 def codec_for(codec: str, layout: KVLayout) -> str:
     """What is asked for, where it makes a block of this layout smaller; else `none`."""
-    return CODEC_NONE if layout.dtype == "int8" and codec in ("fp16", "int8") else codec
+    return CODEC_NONE if layout.dtype == "int8" and codec in LOSSY else codec
 
 
 def encode(codec: str, payload: memoryview, layout: KVLayout) -> memoryview:
@@ -46,16 +48,11 @@ def encode(codec: str, payload: memoryview, layout: KVLayout) -> memoryview:
     """
     if codec == CODEC_NONE:
         return payload
-    pack = {
-        "lossless": codec_packing.pack_lossless,
-        "fp16": codec_packing.pack_fp16,
-        "int8": codec_packing.pack_int8,
-    }.get(codec)
-    if pack is None:
+    if codec not in CODECS:
         raise ValueError(f"unknown codec {codec!r}; known are {', '.join(CODECS)}")
     if codec != codec_for(codec, layout):
         raise ValueError(f"{codec} packs no blocks of {layout.dtype}")
-    return pack(_aligned(payload), layout).data
+    return _pack(codec, _aligned(payload), layout).data
 
 
 def decode(header: BlockHeader, payload: memoryview, into: KVLayout) -> memoryview:
@@ -103,6 +100,15 @@ def stored_as(codec: str, layout: KVLayout) -> str:
     return f"{kind}-{layout.dtype}"
 
 
+def _pack(codec: str, values: Bytes, layout: KVLayout) -> Bytes:
+    match codec:
+        case "lossless":
+            return codec_packing.pack_lossless(values, layout)
+        case "fp16":
+            return codec_packing.pack_fp16(values, layout)
+    return codec_packing.pack_scaled(codec, values, layout)
+
+
 def _unpack(codec: str, payload: Bytes, layout: KVLayout) -> tuple[Bytes, str]:
     """The values, and the dtype that they have now."""
     match codec:
@@ -110,8 +116,8 @@ def _unpack(codec: str, payload: Bytes, layout: KVLayout) -> tuple[Bytes, str]:
             return codec_packing.unpack_lossless(payload, layout), layout.dtype
         case "fp16":
             return codec_packing.unpack_fp16(payload, layout), "float16"
-        case "int8":
-            return codec_packing.unpack_int8(payload, layout), "float32"
+        case "int8" | "fp8":
+            return codec_packing.unpack_scaled(codec, payload, layout), "float32"
     return payload, layout.dtype
 
 

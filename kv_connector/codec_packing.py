@@ -3,6 +3,7 @@
     lossless    tag | length of each plane, 4 bytes little-endian | planes, each as a zstd frame, or as it is
     fp16        tag | values as float16
     int8        tag | scales as float32 [R] | values as int8 [R, D]        R: layers, keys and values, heads, tokens
+    fp8         tag | scales as float32 [R] | values as float8 e4m3 [R, D]
 
 The tag says the codec once more, so that no payload is ever taken for another codec's. Each token of each head has
 its own scale, so what lies behind the last valid token of a block changes nothing before it.
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from kvasir.engine.blocks import KVLayout
 from kvasir.kernels.kv_codec import (
+    Quantized,
     convert,
     dequantize,
     join_heads,
@@ -31,7 +33,8 @@ from kvasir.kernels.kv_dtypes import VALUE_BYTES, row_bytes
 Bytes = NDArray[np.uint8]
 
 TAG_BYTES = 8
-_TAGS = {"lossless": b"kvc-zstd", "fp16": b"kvc-fp16", "int8": b"kvc-int8"}
+_TAGS = {"lossless": b"kvc-zstd", "fp16": b"kvc-fp16", "int8": b"kvc-int8", "fp8": b"kvc-e4m3"}
+_SCALED: dict[str, Quantized] = {"int8": "int8", "fp8": "e4m3"}
 _MAX_WINDOW_BYTES = 1 << 23
 _local = threading.local()  # compressors may not be shared between threads
 
@@ -105,18 +108,20 @@ def unpack_fp16(payload: Bytes, layout: KVLayout) -> Bytes:
     return _without_tag("fp16", payload)
 
 
-def pack_int8(values: Bytes, layout: KVLayout) -> Bytes:
-    payload = _tagged("int8", 4 * num_rows(layout) + num_values(layout))
+def pack_scaled(codec: str, values: Bytes, layout: KVLayout) -> Bytes:
+    """codec: int8 or fp8"""
+    payload = _tagged(codec, 4 * num_rows(layout) + num_values(layout))
     scales, quantized = _scales_and_values(payload[TAG_BYTES:], layout)
-    quantize(as_dtype(values, layout.dtype, "float32", layout), layout.head_dim, scales, quantized)
+    precise = as_dtype(values, layout.dtype, "float32", layout)
+    quantize(precise, layout.head_dim, scales, quantized, _SCALED[codec])
     return payload
 
 
-def unpack_int8(payload: Bytes, layout: KVLayout) -> Bytes:
+def unpack_scaled(codec: str, payload: Bytes, layout: KVLayout) -> Bytes:
     """-> values in float32"""
-    scales, quantized = _scales_and_values(_without_tag("int8", payload), layout)
+    scales, quantized = _scales_and_values(_without_tag(codec, payload), layout)
     values = np.empty(bytes_of(layout, "float32"), np.uint8)
-    dequantize(scales, quantized, layout.head_dim, values)
+    dequantize(scales, quantized, layout.head_dim, values, _SCALED[codec])
     return values
 
 
@@ -128,11 +133,9 @@ def payload_sizes(codec: str, layout: KVLayout) -> range:
     if codec == "lossless":
         width, _ = planes_of(layout)
         return range(TAG_BYTES + 5 * width, TAG_BYTES + 4 * width + bytes_of(layout) + 1)
-    size = {
-        "none": bytes_of(layout),
-        "fp16": TAG_BYTES + bytes_of(layout, "float16"),
-        "int8": TAG_BYTES + 4 * num_rows(layout) + num_values(layout),
-    }[codec]
+    scaled = TAG_BYTES + 4 * num_rows(layout) + num_values(layout)
+    half = TAG_BYTES + bytes_of(layout, "float16")
+    size = {"none": bytes_of(layout), "fp16": half, "int8": scaled, "fp8": scaled}[codec]
     return range(size, size + 1)
 
 

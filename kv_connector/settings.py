@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from kvasir.kv_connector.costs import CostRule
 
-CODEC_SETTINGS = ("auto", "none", "lossless", "fp16", "int8")
+CODEC_SETTINGS = ("auto", "none", "lossless", "fp16", "int8", "fp8")
 _SLOWER_THAN_MEASURED = 0.25
 _SLOWER_THAN_UNMEASURED = 0.1  # at the least: what was measured of a stall is next to nothing, and no deadline
 
@@ -14,7 +14,7 @@ _SLOWER_THAN_UNMEASURED = 0.1  # at the least: what was measured of a stall is n
 class ConnectorSettings:
     name: str = "tcp"  # or memory, redis, shared_storage, an entry point, or "module:Class"
 
-    codec: str = "none"  # of what this node sends: none, lossless, fp16, int8; auto: none or lossless, by bandwidth
+    codec: str = "none"  # of what this node sends, one of CODEC_SETTINGS; auto: none or lossless, by bandwidth
     costs: CostRule = field(default_factory=CostRule)
 
     # tcp

@@ -45,7 +45,7 @@ class NodeConfig(ServiceConfig):
     kv_quota: Memory | None = Field(
         default=None, gt=0, description="shared_storage: most that it holds (100GiB); default: half of what is free."
     )
-    kv_codec: Literal["auto", "none", "lossless", "fp16", "int8"] = Field(
+    kv_codec: Literal["auto", "none", "lossless", "fp16", "int8", "fp8"] = Field(
         default="none",
         description="How this node packs blocks on their way out; auto: none or lossless, by measured bandwidth.",
     )

@@ -22,8 +22,8 @@ from kvasir.cli.model import prepare_builtin_model
 
 _NUM_BLOCKS = 1200
 _NUM_BLOCKS_TIMED = 128  # 94 MB: more than the processor's caches hold
-_QUALITY_OF = ("none", "fp16", "int8")
-_SPEED_OF = ("lossless", "fp16", "int8")
+_QUALITY_OF = ("none", "fp16", "int8", "fp8")
+_SPEED_OF = ("lossless", "fp16", "int8", "fp8")
 
 
 @dataclass(frozen=True, slots=True)

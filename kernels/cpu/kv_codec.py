@@ -1,4 +1,4 @@
-"""The compiled loops of kv_codec: byte planes, dtypes and int8, each over the values of one block.
+"""The compiled loops of kv_codec: byte planes, dtypes, int8 and fp8, each over the values of one block.
 
 No floating point option is relaxed here, so that every machine makes the same bytes of the same block.
 Arguments of each loop are [counter (unused), ...] as `threads.launch` passes them.
@@ -26,6 +26,8 @@ _REST = u32(0x7FFFFFFF)  # all but the sign
 _INFINITY = u32(0x7F800000)  # above it are NaN
 _ROUNDS_PAST_HALF = u32(0x477FF000)  # 65520, the first that would round to a float16 infinity
 _HALF_NORMAL = u32(0x38800000)  # 2^-14, the smallest normal float16
+_NAN = u32(0x7FC00000)
+_E4M3_NORMAL = u32(0x3C800000)  # 2^-6, the smallest normal float8 e4m3
 _TINY = u32(0x0D000000)  # 2^-101: the inverse of a scale below could overflow
 
 
@@ -179,3 +181,72 @@ def dequantize(arguments: Any) -> None:
     scales, source, out = float32_array(a[3], (a[1],)), int8_array(a[4], shape), float32_array(a[5], shape)
     for row in range(a[1]):
         _dequantize_row(source[row], scales[row], out[row])
+
+
+@strict
+def _e4m3_of(value: Any) -> Any:
+    """float32 in [-448, 448] -> the bits of float8 e4m3: to nearest, ties to even."""
+    bits = np.float32(value).view(np.uint32)
+    rest = u32(bits & _REST)
+    # 3 bits of the mantissa stay, and the exponent's bias goes from 127 to 7.
+    normal = u32(u32(u32(rest + u32(0x7FFFF) + (rest >> u32(20) & u32(1))) >> u32(20)) - u32(120 << 3))
+    # The last bit of a float32 near 2^14 is 2^-9, the step of all that is below 2^-6: adding 2^14 rounds to it.
+    tiny = u32(np.float32(abs(value) + np.float32(16384)).view(np.uint32) - u32(0x46800000))
+    return np.uint8((tiny if rest < _E4M3_NORMAL else normal) | bits >> u32(24) & u32(0x80))
+
+
+@strict
+def _from_e4m3(byte: Any) -> Any:
+    """The bits of float8 e4m3 -> float32, exactly."""
+    bits = u32(byte)
+    rest = u32((bits & u32(0x7F)) << u32(20))
+    normal = u32(rest + u32(120 << 23))
+    small = np.float32(np.uint32(normal + u32(0x800000)).view(np.float32) - np.float32(2**-6)).view(np.uint32)
+    wide = small if rest < u32(0x800000) else normal
+    wide = _NAN if rest == u32(0x7F00000) else wide
+    return np.uint32(wide | (bits & u32(0x80)) << u32(24)).view(np.float32)
+
+
+@strict
+def _quantize_row_e4m3(bits: Any, values: Any, out: Any) -> Any:
+    """As `quantize_row`, in float8 e4m3, of which the largest is 448."""
+    size = len(out)
+    largest = u32(0)
+    for i in range(size):
+        largest = max(largest, u32(bits[i] & _REST))
+    if largest >= _INFINITY or largest < _TINY:
+        for i in range(size):  # what is tiny is a zero with its sign
+            out[i] = u32(0) if largest >= _INFINITY else bits[i] >> u32(24) & u32(0x80)
+        return np.float32(np.nan) if largest >= _INFINITY else np.float32(0)
+    scale = np.uint32(largest).view(np.float32) / np.float32(448)
+    inverse = np.float32(1) / scale
+    for i in range(size):
+        out[i] = _e4m3_of(min(max(values[i] * inverse, np.float32(-448)), np.float32(448)))
+    return scale
+
+
+@loop
+def quantize_e4m3(arguments: Any) -> None:
+    """[_, number of rows, values a row, source, scales, out]"""
+    a = carray(arguments, 6)
+    shape = (a[1], a[2])
+    values, bits = float32_array(a[3], shape), uint32_array(a[3], shape)
+    scales, out = float32_array(a[4], (a[1],)), uint8_array(a[5], shape)
+    for row in range(a[1]):
+        scales[row] = _quantize_row_e4m3(bits[row], values[row], out[row])
+
+
+@strict
+def _dequantize_row_e4m3(source: Any, scale: Any, out: Any) -> None:
+    for i in range(len(out)):
+        out[i] = _from_e4m3(source[i]) * scale
+
+
+@loop
+def dequantize_e4m3(arguments: Any) -> None:
+    """[_, number of rows, values a row, scales, source, out]"""
+    a = carray(arguments, 6)
+    shape = (a[1], a[2])
+    scales, source, out = float32_array(a[3], (a[1],)), uint8_array(a[4], shape), float32_array(a[5], shape)
+    for row in range(a[1]):
+        _dequantize_row_e4m3(source[row], scales[row], out[row])

@@ -63,9 +63,10 @@ def test_the_next_turn_of_a_chat_is_found_in_the_store(model_dir: Path, prompts:
 
 
 @pytest.mark.full
-def test_lossy_blocks_serve_one_request(model_dir: Path, prompts: dict[str, tuple[int, ...]]) -> None:
+@pytest.mark.parametrize("codec", ["int8", "fp8"])
+def test_lossy_blocks_serve_one_request(model_dir: Path, prompts: dict[str, tuple[int, ...]], codec: str) -> None:
     """The answer is near, and nothing of it is kept for others."""
-    with Cluster(model_dir, prefill_args=("--kv-codec", "int8")) as cluster:
+    with Cluster(model_dir, prefill_args=("--kv-codec", codec)) as cluster:
         name, num_blocks = "64-tokens", 4
         right = list(reference.answers()[name].token_ids)
         for _ in range(2):

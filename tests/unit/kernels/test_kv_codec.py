@@ -14,6 +14,7 @@ from kvasir.kernels.kv_codec import (
     dequantize,
     merge_planes,
     quantize,
+    quantize_e4m3_reference,
     quantize_reference,
     split_planes,
     split_planes_reference,
@@ -123,6 +124,40 @@ def test_a_row_of_zeros_stays_one_and_a_row_with_nan_or_infinity_is_seen() -> No
     assert torch.equal(back[0], torch.zeros(8))
     assert bool(back[1:4].isnan().all())
     assert torch.equal(back[4], values[4])
+
+
+@pytest.mark.parametrize("row_size", [1, 3, 64, 80])
+def test_fp8_is_what_is_defined_and_no_worse_than_a_16th_or_half_a_step(row_size: int) -> None:
+    values = random_rows(row_size)
+    values[:3] = torch.tensor([[0.0], [-1e-32], [2.0**-101]])
+    values[3, 0], values[4, -1] = np.nan, -np.inf
+    scales, codes = np.empty(4 * len(values), np.uint8), np.empty(values.numel(), np.uint8)
+    quantize(as_bytes(values).reshape(-1), row_size, scales, codes, "e4m3")
+    expected_scales, expected_codes = quantize_e4m3_reference(values)
+    assert is_same(as_values(scales, "float32"), expected_scales)
+    assert torch.equal(torch.from_numpy(codes).view(values.shape), expected_codes.view(torch.uint8))
+    back = np.empty(4 * values.numel(), np.uint8)
+    dequantize(scales, codes, row_size, back, "e4m3")
+    restored = as_values(back, "float32").view(values.shape).double()
+    assert bool(restored[3:5].isnan().all())
+    error, steps = (restored - values.double())[5:].abs(), expected_scales.double()[5:, None]
+    limit = torch.maximum(values[5:].double().abs() / 16, steps * 2**-10)
+    assert bool((error <= limit * (1 + 1e-6) + 2.0**-101).all())
+
+
+def test_every_e4m3_comes_back_as_torch_reads_it() -> None:
+    """Subnormal ones, both zeros, NaN; and what lies between two goes to the even one."""
+    codes = np.arange(256, dtype=np.uint8)
+    back = np.empty(4 * 256, np.uint8)
+    dequantize(as_bytes(torch.ones(1)), codes, 256, back, "e4m3")
+    expected = torch.from_numpy(codes).view(torch.float8_e4m3fn).float()
+    assert is_same(as_values(back, "float32"), expected)
+    steps = expected[:127]
+    row = torch.cat((torch.tensor([448.0]), (steps[1:] + steps[:-1]) / 2, steps, -steps))
+    scales, out = np.empty(4, np.uint8), np.empty(len(row), np.uint8)
+    quantize(as_bytes(row), len(row), scales, out, "e4m3")
+    assert as_values(scales, "float32").tolist() == [1.0]
+    assert torch.equal(torch.from_numpy(out), row.to(torch.float8_e4m3fn).view(torch.uint8))
 
 
 @pytest.mark.parametrize(

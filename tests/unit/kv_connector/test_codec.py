@@ -19,6 +19,7 @@ from kvasir.kv_connector.base import BlockHeader, BlockKey, Frame
 from kvasir.kv_connector.codec import (
     CODECS,
     DTYPES,
+    LOSSY,
     STORED_FORMS,
     codec_for,
     decode,
@@ -109,11 +110,14 @@ def by_definition(codec: str, block: torch.Tensor, into: KVLayout) -> torch.Tens
     return convert_reference(block, getattr(torch, into.dtype))
 
 
-def largest_error(block: torch.Tensor, layout: KVLayout, into: KVLayout) -> torch.Tensor:
-    """Of int8: half of a 127th of the row's largest value, and the rounding of the dtype that it ends in."""
-    largest = block.double().abs().amax(-1, keepdim=True)
+def largest_error(codec: str, block: torch.Tensor, into: KVLayout) -> torch.Tensor:
+    """Half of a 127th of the row's largest value; of fp8 a 16th of the value, or half its smallest step. And the
+    rounding of the dtype that it ends in."""
+    values = block.double().abs()
+    largest = values.amax(-1, keepdim=True)
     rounding = {"float32": 2.0**-22, "bfloat16": 2.0**-8, "float16": 2.0**-10}[into.dtype]
-    return largest / 127 * 0.501 + largest * rounding + 2.0**-24
+    own = torch.maximum(values / 16, largest / 448 * 2.0**-10) if codec == "fp8" else largest / 127 * 0.5
+    return own * 1.002 + largest * rounding + 2.0**-24
 
 
 @settings(max_examples=200, deadline=None)
@@ -121,8 +125,8 @@ def largest_error(block: torch.Tensor, layout: KVLayout, into: KVLayout) -> torc
 def test_what_goes_in_comes_out(codec: str, layout: KVLayout, dtype: str, seed: int) -> None:
     block, into = some_block(layout, seed), replace(layout, dtype=dtype)
     arrived = carried(codec, block, layout, into)
-    if codec == "int8":
-        assert bool(((arrived.double() - block.double()).abs() <= largest_error(block, layout, into)).all())
+    if codec in ("int8", "fp8"):
+        assert bool(((arrived.double() - block.double()).abs() <= largest_error(codec, block, into)).all())
     else:
         assert torch.equal(arrived, by_definition(codec, block, into))
     if is_exact(codec, layout, into):
@@ -182,12 +186,13 @@ def test_blocks_for_an_int8_cache(codec: str, into: KVLayout, dtype: str, seed: 
         assert bytes(received) == bytes(quantized_block(block, into))
     held = torch.from_numpy(np.frombuffer(received, np.int8).copy()).view(cache_shape(into, 1))
     error = (read_rows(held, torch.float32)[0].double() - block.double()).abs()
-    assert bool((error <= 2 * largest_error(block, layout, layout)).all())
+    limit = largest_error(codec, block, layout) + largest_error("int8", block, layout)
+    assert bool((error <= 1.07 * limit).all()), "packed twice; by the first time values may have grown by a 16th"
 
 
 def test_lossy_codecs_leave_int8_blocks_as_they_are() -> None:
     layout = replace(SMALL, dtype="int8")
-    for codec in ("fp16", "int8"):
+    for codec in LOSSY:
         assert codec_for(codec, layout) == "none"
         assert codec_for(codec, SMALL) == codec
         assert stored_as(codec, layout) == stored_as("none", layout) == "exact-int8"
@@ -268,7 +273,7 @@ def test_sizes_are_what_the_codecs_promise() -> None:
     assert share["none"] == 1
     assert 0.7 < share["lossless"] < 0.9
     assert 0.5 < share["fp16"] < 0.501
-    assert 0.26 < share["int8"] < 0.27
+    assert 0.26 < share["int8"] == share["fp8"] < 0.27
 
 
 @given(layouts, codecs, dtypes)
@@ -422,7 +427,7 @@ def test_only_what_the_receiver_would_have_computed_itself_is_exact() -> None:
 def test_exact_blocks_of_one_dtype_share_a_name_and_no_others_do() -> None:
     assert stored_as("none", SMALL) == stored_as("lossless", SMALL) == "exact-float32"
     forms = {stored_as(codec, replace(SMALL, dtype=dtype)) for codec in CODECS for dtype in DTYPES}
-    assert len(forms) == 4 + 3 + 2  # exact ones, int8 of floats, and fp16 of those that are not float16 already
+    assert len(forms) == 4 + 2 * 3 + 2  # exact ones, int8 and fp8 of floats, fp16 of those that are not float16 already
     assert forms <= STORED_FORMS
     assert store_key(KEY, SMALL) == store_key(KEY, SMALL, stored_as("lossless", SMALL))
     assert len({store_key(KEY, SMALL, form) for form in forms}) == len(forms)
@@ -444,5 +449,5 @@ def test_another_layout_than_ours_in_more_than_dtype_is_a_miss(change: dict[str,
 
 
 def test_a_codec_that_there_is_not_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="none, lossless, fp16, int8"):
+    with pytest.raises(ValueError, match="none, lossless, fp16, int8, fp8"):
         encode("zip", memoryview(bytes(SMALL.bytes_per_block)), SMALL)

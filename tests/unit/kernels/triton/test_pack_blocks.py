@@ -11,12 +11,12 @@ from torch import Tensor
 
 from kvasir.engine.blocks import KVLayout
 from kvasir.kernels import kv_codec
+from kvasir.kernels.kv_codec import quantize_e4m3_reference
 from kvasir.kernels.pack_blocks import (
     Codec,
     pack_blocks,
     pack_blocks_reference,
     payload_bytes,
-    quantize_e4m3_reference,
     unpack_blocks,
     unpack_blocks_reference,
 )
@@ -88,7 +88,7 @@ def test_any_shape_there_and_back(
         assert torch.equal(unpacked[ids, :, :, first:last].nan_to_num(), cache[ids, :, :, first:last].nan_to_num())
 
 
-@pytest.mark.parametrize(("codec", "dtype"), list(product(["none", "fp16", "int8"], DTYPES)))
+@pytest.mark.parametrize(("codec", "dtype"), list(product(CODECS, DTYPES)))
 def test_the_bytes_are_those_that_a_cpu_node_sends(codec: Codec, dtype: torch.dtype, device: str) -> None:
     cache = some_cache((3, 2, 2, 2, 16, 64), dtype, device)
     layout = KVLayout(
