@@ -75,8 +75,8 @@ def _row_scale(values, LARGEST: tl.constexpr):
     is_finite = largest < 0x7F800000
     is_usual = is_finite & (largest >= 0x0D000000)  # 2^-101: the inverse of a scale below could overflow
     scale = tl.div_rn(tl.where(is_usual, largest, 0x3F800000).to(tl.float32, bitcast=True), LARGEST)
-    inverse = tl.where(is_usual, tl.div_rn(1.0, scale), 0.0)
-    return tl.where(is_finite, tl.where(is_usual, scale, 0.0), float("nan")), inverse, is_finite
+    # A row below, or not finite, counts as one whose largest is 1, and gives nothing but zeros.
+    return tl.where(is_finite, tl.where(is_usual, scale, 0.0), float("nan")), tl.div_rn(1.0, scale), is_finite
 
 
 @triton.jit

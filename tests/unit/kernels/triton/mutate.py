@@ -9,12 +9,13 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"
 
 import importlib.util
-import signal
+import resource
 import sys
 import tempfile
 from enum import Enum
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 import triton
@@ -22,9 +23,13 @@ import triton
 from tests.unit.kernels.triton.mutations import MUTATIONS, TESTS, every_id, mutated
 
 HERE = Path(__file__).resolve().parent
-DEADLINE_S = 120
+CPU_LIMIT_S = 120  # a mutant that takes longer hangs; other processes, and a stopped one, do not count
 _NOT_RUN = 70
 _LOADED_BEFORE_FORKING = (torch, triton)  # once, and not again for each mutation
+# The first example that fails will do: nobody wants the smallest.
+_FIRST_FAILURE = hypothesis.settings(
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate], derandomize=True, report_multiple_bugs=False
+)
 
 
 class Outcome(Enum):
@@ -50,7 +55,9 @@ def run(name: str, source: str) -> Outcome:
 
 
 def _run_tests(name: str, source: str, folder: Path) -> int:
-    signal.alarm(DEADLINE_S)
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S))
+    hypothesis.settings.register_profile("mutants", _FIRST_FAILURE)
+    hypothesis.settings.load_profile("mutants")
     silent = os.open(folder / "output", os.O_CREAT | os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
@@ -64,7 +71,8 @@ def _run_tests(name: str, source: str, folder: Path) -> int:
     sys.modules[module_name] = module
     spec.loader.exec_module(module)
     tests = [str(HERE / f"{file}.py") for file in TESTS.get(name, (f"test_{name}",))]
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not gpu and not full"]
+    options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not gpu and not full"]
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # hypothesis was imported before
     return int(pytest.main([*options, *tests]))
 
 

@@ -15,7 +15,7 @@ from kvasir.engine.sampler import sample as sample_on_host
 from kvasir.engine.sampler import uniform as uniform_on_host
 from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.sampling_tensors import SamplingRow, sampling_tensors
-from kvasir.kernels.sample import sample, sample_reference, uniform_reference
+from kvasir.kernels.sample import process_reference, sample, sample_reference, uniform_reference
 from kvasir.kernels.triton import sample as kernel
 from tests.unit.kernels.triton.poison import poison_new_memory
 
@@ -53,6 +53,26 @@ def test_numbers_are_those_of_the_host_bit_by_bit(device: str) -> None:
     numbers = kernel.uniform(as_int64, torch.tensor(positions, device=device)).tolist()
     assert numbers == [uniform_on_host(seed, position) for seed, position in zip(seeds, positions, strict=True)]
     assert numbers == [uniform_reference(seed, position) for seed, position in zip(seeds, positions, strict=True)]
+
+
+def test_penalties_and_masks_make_of_each_logit_what_is_defined(device: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(3, 150, generator=generator)
+    allowed = (torch.rand(150, generator=generator) < 0.7).numpy()
+    prompt, outputs = [*range(60), 149], [2, 60, 61, 61, 62, 62, 62]
+    rows = [
+        SamplingRow(params=one, prompt=prompt, outputs=outputs, allowed=allowed if mask else None)
+        for one, mask in [
+            (SamplingParams(repetition_penalty=1.3, presence_penalty=0.7), True),
+            (SamplingParams(presence_penalty=-0.2, frequency_penalty=0.5), False),
+            (SamplingParams(repetition_penalty=0.8, frequency_penalty=-0.3, logit_bias=((7, -3.0),)), True),
+        ]
+    ]
+    params = sampling_tensors(rows, 150, torch.device(device))
+    processed = kernel.process(logits.to(device), params)
+    expected = process_reference(logits, sampling_tensors(rows, 150, torch.device("cpu")))
+    assert not torch.equal(expected.nan_to_num(), logits)
+    torch.testing.assert_close(processed.cpu(), expected, rtol=1e-6, atol=1e-6)
 
 
 sampling_params = st.builds(
@@ -124,11 +144,21 @@ def near_tokens(logits: Tensor, row: SamplingRow, vocabulary: int) -> set[int]:
 
 def test_ties_go_to_the_lowest_id_and_stay_together(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "_BLOCK_V", 4)
-    logits = [0.0, 5.0, 1.0, 4.0, 5.0, 1.0, 5.0, 4.0, 4.0]
+    logits = [0.0, 5.0, 1.0, 4.0, 1.0, 5.0, 5.0, 4.0, 4.0]  # two of the best at one place of a block
     assert one_token(logits, device) == 1
     drawn = {one_token(logits, device, temperature=1.0, top_k=2, seed=seed) for seed in spread_seeds()}
-    assert drawn == {1, 4, 6}, "all three are among the best two"
-    assert {one_token(logits, device, temperature=1.0, top_p=0.01, seed=seed) for seed in spread_seeds()} == {1, 4, 6}
+    assert drawn == {1, 5, 6}, "all three are among the best two"
+    assert {one_token(logits, device, temperature=1.0, top_p=0.01, seed=seed) for seed in spread_seeds()} == {1, 5, 6}
+
+
+def test_tokens_that_weigh_the_same_share_the_numbers_between_0_and_1(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over several blocks, each of which the draw has to pass by."""
+    monkeypatch.setattr(kernel, "_BLOCK_V", 8)
+    drawn = [one_token([2.5] * 40, device, temperature=0.3, seed=seed) for seed in range(40)]
+    assert drawn == [int(uniform_on_host(seed, 1) * 40) for seed in range(40)]
+    assert len({token // 8 for token in drawn}) == 5
 
 
 def test_thresholds_hold_what_they_should(device: str) -> None:
