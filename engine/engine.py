@@ -2,17 +2,19 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvasir.engine.blocks import BlockId
 from kvasir.engine.commit import Ledger
-from kvasir.engine.grammar import Grammars
 from kvasir.engine.preemption import Way
 from kvasir.engine.request import Matcher, Phase, Request, RequestId
 from kvasir.engine.scheduler import Scheduler
 from kvasir.engine.speculation.speculator import Speculator
 from kvasir.engine.stats import EngineStats, StepMetrics
 from kvasir.engine.step import Sampled, StepPlan, StepResult
+
+if TYPE_CHECKING:  # it brings a compiler of grammars
+    from kvasir.engine.grammar import Grammars
 
 
 class ModelRunner(Protocol):
@@ -33,7 +35,7 @@ class Engine:
         scheduler: Scheduler,
         model_runner: ModelRunner,
         clock: Callable[[], float] = time.monotonic,
-        grammars: Grammars | None = None,
+        grammars: "Grammars | None" = None,
         speculator: Speculator | None = None,
     ) -> None:
         self.scheduler = scheduler

@@ -10,7 +10,6 @@ from kvasir.engine.blocks import KVLayout
 from kvasir.engine.cuda_graphs import CudaCapture, can_be_captured
 from kvasir.engine.cuda_memory import kv_budget_bytes, profile_memory
 from kvasir.engine.engine import Engine
-from kvasir.engine.grammar import Grammars
 from kvasir.engine.host_blocks import HostBlocks
 from kvasir.engine.identity import kv_identity
 from kvasir.engine.kv_cache import KVCache, check_kv_dtype, default_budget_bytes, kv_layout, num_blocks_that_fit
@@ -47,6 +46,8 @@ class ModelInfo:
 
 def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
     """Takes seconds: reads the weights, touches the cache's memory, compiles and warms up the kernels."""
+    from kvasir.engine.grammar import Grammars
+
     backend.use(settings.attention_backend)
     if settings.num_threads > 0:
         torch.set_num_threads(settings.num_threads)

@@ -1,9 +1,10 @@
 """What an engine can be told. Option names are vLLM's."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from kvasir.common.speculative_config import SpeculativeConfig
+if TYPE_CHECKING:  # an engine needs torch, Triton and numpy, and no parser of configurations
+    from kvasir.common.speculative_config import SpeculativeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,5 +34,5 @@ class EngineSettings:
     max_num_partial_prefills: int = 0
     max_long_partial_prefills: int = 0
     target_itl_s: float = 0.0
-    speculation: SpeculativeConfig | None = None
+    speculation: "SpeculativeConfig | None" = None
     swap_space: int | None = 0  # bytes; None: a quarter of the KV cache's

@@ -4,11 +4,10 @@ import json
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvasir.common.speculative_config import SpeculativeConfig
 from kvasir.engine.blocks import KVLayout
 from kvasir.engine.kv_cache import KVCache, check_kv_dtype, kv_layout
 from kvasir.engine.model_runner import ModelRunner
@@ -21,6 +20,9 @@ from kvasir.engine.settings import EngineSettings
 from kvasir.engine.speculation.draft_model import DraftModel
 from kvasir.engine.speculation.ngram import NgramProposer
 from kvasir.engine.speculation.speculator import Speculator
+
+if TYPE_CHECKING:
+    from kvasir.common.speculative_config import SpeculativeConfig
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +67,7 @@ def share_of_target(budget_bytes: int, layout: KVLayout, draft: Draft | None) ->
 
 
 def build_speculator(
-    config: SpeculativeConfig | None, draft: Draft | None, scheduler: Scheduler, device: torch.device
+    config: "SpeculativeConfig | None", draft: Draft | None, scheduler: Scheduler, device: torch.device
 ) -> Speculator | None:
     if config is None:
         return None

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -21,8 +21,6 @@ from kvasir.kernels.pack_blocks import (
     unpack_blocks_reference,
 )
 from kvasir.kernels.triton import pack_blocks as kernel
-from kvasir.kv_connector import codec as connector_codec
-from kvasir.kv_connector.codec_packing import TAG_BYTES
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 CODECS: list[Codec] = ["none", "fp16", "int8", "fp8"]
@@ -64,6 +62,10 @@ def is_same(a: Tensor, b: Tensor) -> bool:
     head_dim=st.sampled_from([64, 80, 96, 128, 256]), dtype=st.sampled_from(DTYPES), codec=st.sampled_from(CODECS),
     rows_at_once=st.sampled_from([4, 16]),
 )  # fmt: skip
+@example(  # what is packed is rounded to bfloat16 on its way back
+    blocks=[3, 0], layers=2, heads=(3, 1, 3), block_size=7, head_dim=80, dtype=torch.bfloat16, codec="int8",
+    rows_at_once=4,
+)  # fmt: skip
 def test_any_shape_there_and_back(
     blocks: list[int], layers: int, heads: tuple[int, int, int], block_size: int, head_dim: int, dtype: torch.dtype,
     codec: Codec, rows_at_once: int, device: str,
@@ -90,6 +92,10 @@ def test_any_shape_there_and_back(
 
 @pytest.mark.parametrize(("codec", "dtype"), list(product(CODECS, DTYPES)))
 def test_the_bytes_are_those_that_a_cpu_node_sends(codec: Codec, dtype: torch.dtype, device: str) -> None:
+    pytest.importorskip("zstandard", reason="a connector wants more than a machine with a GPU may have")
+    from kvasir.kv_connector import codec as connector_codec
+    from kvasir.kv_connector.codec_packing import TAG_BYTES
+
     cache = some_cache((3, 2, 2, 2, 16, 64), dtype, device)
     layout = KVLayout(
         num_layers=2, num_kv_heads=2, total_kv_heads=2, head_dim=64, block_size=16, dtype=str(dtype).split(".")[1]
