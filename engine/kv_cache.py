@@ -59,6 +59,11 @@ class KVCache:
             assert self._bytes is not None
             self._slice(self._bytes, block_id)[:] = payload
 
+    @property
+    def packing(self) -> DeviceBlocks | None:
+        """On a GPU: what packs blocks there, on their way to the host and back."""
+        return self._beside
+
     def join(self) -> None:
         """On a GPU: what is launched from now on sees all blocks that were written."""
         if self._beside is not None:

@@ -10,7 +10,7 @@ of the cache: layers, keys and values, heads, tokens. A range of heads packs int
 holds those heads only, so peers that split the heads differently can serve each other.
 """
 
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -55,6 +55,14 @@ def unpack_blocks(
 
         return kernel.unpack_blocks(staging, blocks, kv_cache, codec, heads)
     return unpack_blocks_reference(staging, blocks, kv_cache, codec=codec, heads=heads)
+
+
+def checked_codec(name: str) -> Codec:
+    """ValueError: there is no such codec."""
+    for codec in get_args(Codec):
+        if name == codec:
+            return cast(Codec, codec)
+    raise ValueError(f"unknown codec {name!r}; known are {', '.join(get_args(Codec))}")
 
 
 def payload_bytes(kv_cache: Tensor, codec: Codec, heads: range | None = None) -> int:
@@ -113,8 +121,7 @@ def _all_heads(kv_cache: Tensor) -> range:
 def _checked(kv_cache: Tensor, blocks: Tensor, staging: Tensor, codec: Codec, heads: range | None) -> range:
     """The kernels trust their arguments, but for the block ids, which lie on the device."""
     heads = _all_heads(kv_cache) if heads is None else heads
-    if codec not in get_args(Codec):
-        raise ValueError(f"unknown codec {codec!r}; known are {', '.join(get_args(Codec))}")
+    checked_codec(codec)
     if heads.step != 1 or not 0 <= heads.start < heads.stop <= kv_cache.shape[3]:
         raise ValueError(f"{heads} is no range of {kv_cache.shape[3]} heads")
     wanted = (len(blocks), payload_bytes(kv_cache, codec, heads))

@@ -69,6 +69,18 @@ class Frame:
 Land = Callable[[StoreKey, Frame], None]  # on any thread
 
 
+class BlockPacking(Protocol):
+    """Lossy codecs where the blocks lie, so that fewer bytes come out of a GPU or go into it. For any thread."""
+
+    def read_packed(self, block_id: BlockId, codec: str, out: memoryview) -> None:
+        """Fill `out`: the payload but for its tag. Codec: fp16, int8 or fp8."""
+        ...
+
+    def write_packed(self, block_id: BlockId, codec: str, packed: memoryview) -> None:
+        """Fill the block, in its own dtype."""
+        ...
+
+
 class BlockMemory(Protocol):
     """A node's KV cache, as bytes. `engine.kv_cache.KVCache` is one."""
 
@@ -86,6 +98,11 @@ class BlockMemory(Protocol):
 
     def write(self, block_id: BlockId, payload: memoryview) -> None:
         """Fill the block. `payload` has exactly `layout.bytes_per_block` bytes."""
+        ...
+
+    @property
+    def packing(self) -> BlockPacking | None:
+        """None: whoever reads and writes the blocks packs them."""
         ...
 
 

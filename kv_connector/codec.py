@@ -12,18 +12,21 @@ A block of a cache in int8 is small already: the lossy ones leave it as it is.
 
 A header says the codec and the sender's dtype, so the two sides need not agree beforehand. A block that went through a
 lossy codec, or that was computed in another dtype, is not what the receiver would have computed: it is not exact,
-and serves only the request that fetched it. All functions here are pure, and may run in any thread.
+and serves only the request that fetched it. All functions here may run in any thread, and but for two are pure:
+`encode_from` and `decode_into` have a GPU that holds the block pack and unpack it.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
-from kvasir.engine.blocks import KVLayout
+from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.kv_connector import codec_packing
-from kvasir.kv_connector.base import CODEC_NONE, BlockHeader
-from kvasir.kv_connector.codec_packing import BadPayload, Bytes
+from kvasir.kv_connector.base import CODEC_NONE, BlockHeader, BlockMemory
+from kvasir.kv_connector.codec_packing import TAG_BYTES, BadPayload, Bytes
 from kvasir.kv_connector.errors import BadFrame
 from kvasir.kv_connector.metrics import MissReason
 
@@ -55,24 +58,39 @@ def encode(codec: str, payload: memoryview, layout: KVLayout) -> memoryview:
     return _pack(codec, _aligned(payload), layout).data
 
 
+def encode_from(memory: BlockMemory, block_id: BlockId, codec: str) -> memoryview:
+    """A block of this memory -> what travels."""
+    layout, packing = memory.layout, memory.packing
+    if packing is None or codec not in LOSSY or codec != codec_for(codec, layout):
+        return encode(codec, memory.read(block_id), layout)
+    payload = codec_packing.empty_payload(codec, layout)
+    packing.read_packed(block_id, codec, payload[TAG_BYTES:].data)
+    return payload.data
+
+
+def decode_into(memory: BlockMemory, block_id: BlockId, header: BlockHeader, payload: memoryview) -> None:
+    """A verified frame's payload into a block of this memory. Raises as `decode` does, and nothing has been written."""
+    packing = memory.packing
+    if packing is None or header.codec not in LOSSY:
+        memory.write(block_id, decode(header, payload, memory.layout))
+        return
+    _check(header, payload, memory.layout)
+    with _bad_frames(header.codec):
+        packed = codec_packing.without_tag(header.codec, np.frombuffer(payload, np.uint8))
+    packing.write_packed(block_id, header.codec, packed.data)
+
+
 def decode(header: BlockHeader, payload: memoryview, into: KVLayout) -> memoryview:
     """A verified frame's payload -> exactly `into.bytes_per_block` bytes in the receiver's dtype.
 
     Where nothing is to be done, that is the payload itself. BadFrame(CODEC) if it is not what the codec makes of a
     block; never takes more memory than a few blocks, whatever the payload claims.
     """
-    if header.codec not in CODECS:
-        raise BadFrame(MissReason.CODEC, f"unknown codec {header.codec!r}")
-    if not is_convertible(header.layout, into):
-        raise BadFrame(MissReason.LAYOUT, f"{header.layout} does not become {into}")
-    if payload.nbytes not in payload_sizes(header.codec, header.layout):
-        raise BadFrame(MissReason.CODEC, f"{header.codec} makes no payload of {payload.nbytes} bytes")
+    _check(header, payload, into)
     if header.codec == CODEC_NONE and header.layout.dtype == into.dtype:
         return payload
-    try:
+    with _bad_frames(header.codec):
         values, dtype = _unpack(header.codec, _aligned(payload), header.layout)
-    except BadPayload as error:
-        raise BadFrame(MissReason.CODEC, f"{header.codec}: {error}") from error
     return codec_packing.as_dtype(values, dtype, into.dtype, into).data
 
 
@@ -98,6 +116,24 @@ def stored_as(codec: str, layout: KVLayout) -> str:
     """The form in which a store's blocks are kept, part of their keys: exact blocks of one dtype share one."""
     kind = "exact" if is_exact(codec_for(codec, layout), layout, layout) else codec
     return f"{kind}-{layout.dtype}"
+
+
+def _check(header: BlockHeader, payload: memoryview, into: KVLayout) -> None:
+    """What can be seen from outside"""
+    if header.codec not in CODECS:
+        raise BadFrame(MissReason.CODEC, f"unknown codec {header.codec!r}")
+    if not is_convertible(header.layout, into):
+        raise BadFrame(MissReason.LAYOUT, f"{header.layout} does not become {into}")
+    if payload.nbytes not in payload_sizes(header.codec, header.layout):
+        raise BadFrame(MissReason.CODEC, f"{header.codec} makes no payload of {payload.nbytes} bytes")
+
+
+@contextmanager
+def _bad_frames(codec: str) -> Iterator[None]:
+    try:
+        yield
+    except BadPayload as error:
+        raise BadFrame(MissReason.CODEC, f"{codec}: {error}") from error
 
 
 def _pack(codec: str, values: Bytes, layout: KVLayout) -> Bytes:

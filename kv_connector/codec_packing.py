@@ -63,6 +63,20 @@ def num_rows(layout: KVLayout) -> int:
     return 2 * layout.num_layers * layout.num_kv_heads * layout.block_size
 
 
+def empty_payload(codec: str, layout: KVLayout) -> Bytes:
+    """To be filled behind its tag; for codecs whose payloads are of one size."""
+    payload = np.empty(payload_sizes(codec, layout)[0], np.uint8)
+    payload[:TAG_BYTES] = _tag(codec)
+    return payload
+
+
+def without_tag(codec: str, payload: Bytes) -> Bytes:
+    """The payload's own memory. BadPayload: it is another codec's, or nobody's."""
+    if bytes(payload[:TAG_BYTES]) != _TAGS[codec]:
+        raise BadPayload(f"begins with {bytes(payload[:TAG_BYTES])!r}, wanted {_TAGS[codec]!r}")
+    return payload[TAG_BYTES:]
+
+
 def pack_lossless(values: Bytes, layout: KVLayout) -> Bytes:
     """The bytes of rank k of all values together: exponents shrink to a third, the rest is noise and stays."""
     planes = np.empty(planes_of(layout), np.uint8)
@@ -80,7 +94,7 @@ def pack_lossless(values: Bytes, layout: KVLayout) -> Bytes:
 def unpack_lossless(payload: Bytes, layout: KVLayout) -> Bytes:
     """-> the sender's values, in its dtype"""
     width, size = planes_of(layout)
-    body = _without_tag("lossless", payload)
+    body = without_tag("lossless", payload)
     lengths = [int(length) for length in body[: 4 * width].view("<u4")]
     if sum(lengths) != len(body) - 4 * width:
         raise BadPayload(f"planes of {lengths} bytes in {len(body) - 4 * width}")
@@ -98,19 +112,19 @@ def unpack_lossless(payload: Bytes, layout: KVLayout) -> Bytes:
 
 def pack_fp16(values: Bytes, layout: KVLayout) -> Bytes:
     """Finite values beyond float16 saturate at its largest."""
-    payload = _tagged("fp16", bytes_of(layout, "float16"))
+    payload = empty_payload("fp16", layout)
     convert(values, layout.dtype, payload[TAG_BYTES:], "float16")
     return payload
 
 
 def unpack_fp16(payload: Bytes, layout: KVLayout) -> Bytes:
     """-> values in float16"""
-    return _without_tag("fp16", payload)
+    return without_tag("fp16", payload)
 
 
 def pack_scaled(codec: str, values: Bytes, layout: KVLayout) -> Bytes:
     """codec: int8 or fp8"""
-    payload = _tagged(codec, 4 * num_rows(layout) + num_values(layout))
+    payload = empty_payload(codec, layout)
     scales, quantized = _scales_and_values(payload[TAG_BYTES:], layout)
     precise = as_dtype(values, layout.dtype, "float32", layout)
     quantize(precise, layout.head_dim, scales, quantized, _SCALED[codec])
@@ -119,7 +133,7 @@ def pack_scaled(codec: str, values: Bytes, layout: KVLayout) -> Bytes:
 
 def unpack_scaled(codec: str, payload: Bytes, layout: KVLayout) -> Bytes:
     """-> values in float32"""
-    scales, quantized = _scales_and_values(_without_tag(codec, payload), layout)
+    scales, quantized = _scales_and_values(without_tag(codec, payload), layout)
     values = np.empty(bytes_of(layout, "float32"), np.uint8)
     dequantize(scales, quantized, layout.head_dim, values, _SCALED[codec])
     return values
@@ -164,18 +178,6 @@ def _scales_and_values(body: Bytes, layout: KVLayout) -> Sequence[Bytes]:
 
 def _tag(codec: str) -> Bytes:
     return np.frombuffer(_TAGS[codec], np.uint8)
-
-
-def _tagged(codec: str, num_bytes: int) -> Bytes:
-    payload = np.empty(TAG_BYTES + num_bytes, np.uint8)
-    payload[:TAG_BYTES] = _tag(codec)
-    return payload
-
-
-def _without_tag(codec: str, payload: Bytes) -> Bytes:
-    if bytes(payload[:TAG_BYTES]) != _TAGS[codec]:
-        raise BadPayload(f"begins with {bytes(payload[:TAG_BYTES])!r}, wanted {_TAGS[codec]!r}")
-    return payload[TAG_BYTES:]
 
 
 def _shrink(plane: Bytes) -> Bytes:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from kvasir.engine.blocks import BlockId
 from kvasir.kv_connector.base import CODEC_NONE, BlockHeader, BlockKey, BlockMemory, Frame
-from kvasir.kv_connector.codec import codec_for, encode, stored_as
+from kvasir.kv_connector.codec import codec_for, encode, encode_from, stored_as
 from kvasir.kv_connector.costs import CODEC_LOSSLESS, CodecSpeed, RateMeter, choose_codec
 from kvasir.kv_connector.header import checksum_of, pack
 
@@ -43,11 +43,10 @@ class Encoder:
         """The payload lies in the node's cache where the codec leaves it as it is, and else in memory of its own.
         Any thread may call it."""
         codec, layout = self.codec() if packs else CODEC_NONE, self._memory.layout
-        plain = self._memory.read(block_id)
-        started_s = self._clock()
-        payload = encode(codec, plain, layout)
         if codec == CODEC_LOSSLESS:
-            self._note(plain.nbytes, payload.nbytes, self._clock() - started_s)
+            payload = self._shrunk(self._memory.read(block_id))
+        else:
+            payload = encode_from(self._memory, block_id, codec)
         header = BlockHeader(
             kv_identity=self._kv_identity,
             layout=layout,
@@ -59,6 +58,12 @@ class Encoder:
             codec=codec,
         )
         return Frame(pack(header), payload)
+
+    def _shrunk(self, plain: memoryview) -> memoryview:
+        started_s = self._clock()
+        payload = encode(CODEC_LOSSLESS, plain, self._memory.layout)
+        self._note(plain.nbytes, payload.nbytes, self._clock() - started_s)
+        return payload
 
     def _note(self, num_plain_bytes: int, num_bytes: int, seconds: float) -> None:
         new = CodecSpeed(num_plain_bytes / max(seconds, 1e-9), num_plain_bytes / max(num_bytes, 1))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.kv_connector.base import BlockHeader, BlockKey, BlockMemory, Frame
-from kvasir.kv_connector.codec import decode, is_exact, stored_as
+from kvasir.kv_connector.codec import decode_into, is_exact, stored_as
 from kvasir.kv_connector.costs import Rates
 from kvasir.kv_connector.errors import BadFrame
 from kvasir.kv_connector.header import Expected, verify
@@ -110,8 +110,7 @@ class Landing:
         )
         header = verify(frame, expected)
         self._check_form(header)
-        payload = decode(header, frame.payload, parts.layout)
-        parts.memory.write(block.block_id, payload)
+        decode_into(parts.memory, block.block_id, header, frame.payload)
         exact = is_exact(header.codec, header.layout, parts.layout)
         return Landed(exact, frame.payload.nbytes, header.sender_epoch)
 

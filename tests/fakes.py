@@ -126,6 +126,8 @@ def _choose(digests: Sequence[int], position: int, sampling: SamplingParams, dra
 class FakeBlockMemory:
     """The same KV as bytes: a `BlockMemory` for connectors."""
 
+    packing = None
+
     def __init__(self, kv: NDArray[np.int64]) -> None:
         self._kv = kv
         self.layout = KVLayout(

@@ -26,6 +26,8 @@ _WITHIN_S = 60.0
 class ArrayMemory:
     """Random bytes, so that a block in the wrong place is seen."""
 
+    packing = None
+
     def __init__(self, layout: KVLayout, num_blocks: int, seed: int = 0) -> None:
         self.layout = layout
         self.writes: Counter[BlockId] = Counter()

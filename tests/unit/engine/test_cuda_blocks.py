@@ -7,6 +7,7 @@ import torch
 
 from kvasir.engine.blocks import BlockId
 from kvasir.engine.cuda_blocks import DeviceBlocks
+from kvasir.kernels.pack_blocks import payload_bytes
 
 NUM_THREADS, NUM_BLOCKS_EACH, NUM_ROUNDS = 6, 3, 40
 
@@ -36,6 +37,19 @@ def test_many_threads_through_two_buffers() -> None:
     assert not any(thread.is_alive() for thread in threads)
     assert not wrong
     assert not cache.any()
+
+
+@pytest.mark.parametrize("codec", ["fp16", "int8", "fp8"])
+def test_packed_blocks_come_back(codec: str) -> None:
+    cache = torch.randn(3, 2, 2, 2, 4, 8)
+    before, blocks = cache.clone(), DeviceBlocks(cache)
+    packed = bytearray(payload_bytes(cache, codec))  # type: ignore[arg-type]
+    blocks.read_packed(BlockId(0), codec, memoryview(packed))
+    blocks.write_packed(BlockId(2), codec, memoryview(packed))
+    assert 0 < (cache[2] - before[0]).abs().max() < 0.2
+    assert torch.equal(cache[:2], before[:2])
+    with pytest.raises(ValueError, match="unknown codec"):
+        blocks.write_packed(BlockId(2), "zip", memoryview(packed))
 
 
 def test_what_is_refused_leaves_the_buffers() -> None:

@@ -11,8 +11,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvasir.engine.blocks import KVLayout
-from kvasir.engine.kv_cache import cache_shape
+from kvasir.engine.blocks import BlockId, KVLayout
+from kvasir.engine.cuda_blocks import DeviceBlocks
+from kvasir.engine.kv_cache import KVCache, cache_shape
 from kvasir.kernels.kv_codec import convert_reference
 from kvasir.kernels.kv_rows import read_rows
 from kvasir.kv_connector.base import BlockHeader, BlockKey, Frame
@@ -23,7 +24,9 @@ from kvasir.kv_connector.codec import (
     STORED_FORMS,
     codec_for,
     decode,
+    decode_into,
     encode,
+    encode_from,
     is_exact,
     max_payload_bytes,
     payload_sizes,
@@ -203,6 +206,26 @@ def test_lossy_codecs_leave_int8_blocks_as_they_are() -> None:
         with pytest.raises(BadFrame):
             decode(header_of(codec, payload, layout), payload, SMALL)
     assert codec_for("lossless", layout) == "lossless"
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_memory_that_packs_its_blocks_sends_and_takes_the_same_bytes(codec: str, dtype: str) -> None:
+    layout = replace(LARGE, dtype=dtype)
+    memory, device = KVCache(layout, 2, torch.device("cpu")), KVCache(layout, 2, torch.device("cpu"))
+    device._beside = DeviceBlocks(device.data)  # as on a GPU
+    for cache in (memory, device):
+        cache.data[1] = some_block(layout)
+    payload = encode_from(device, BlockId(1), codec)
+    assert bytes(payload) == bytes(encode_from(memory, BlockId(1), codec))
+    for cache in (memory, device):
+        decode_into(cache, BlockId(0), header_of(codec, payload, layout), payload)
+    assert torch.equal(memory.data, device.data)
+    damaged = memoryview(bytes(8) + bytes(payload[8:]))
+    if codec != "none":
+        with pytest.raises(BadFrame, match="begins with"):
+            decode_into(device, BlockId(1), header_of(codec, damaged, layout), damaged)
+    assert torch.equal(memory.data, device.data)
 
 
 def test_none_copies_nothing() -> None:
