@@ -26,7 +26,8 @@ from kvasir.engine.step import Chunk, StepPlan
 class BatchInputs:
     """What one forward pass needs, already on the device. Built once, read by every layer."""
 
-    num_decodes: int  # the first so many tokens are one sequence each
+    num_decodes: int  # the first so many sequences have `tokens_each` tokens
+    tokens_each: int = 1
     token_ids: Tensor  # [T] int64
     ropes: tuple[RopeTable, ...]  # cos and sin [T, D / 2] of each token's position; for each rotation of the model
     slot_mapping: Tensor  # [T] int64, where each token's keys and values are written
@@ -46,6 +47,8 @@ class HostBatch:
     """The same before it goes to the device, with positions [T] int64 in place of their rotations."""
 
     num_decodes: int
+    tokens_each: int = 1
+    is_scored: bool = False  # somebody asks for what becomes of tokens that are not sampled
     token_ids: NDArray[np.int64]
     positions: NDArray[np.int64]
     slot_mapping: NDArray[np.int64]
@@ -54,20 +57,39 @@ class HostBatch:
     query_starts: NDArray[np.int32]
     sampled_tokens: NDArray[np.int64]
 
-    def padded(self, num_sequences: int) -> "HostBatch":
-        """A batch of decodes alone, with more sequences behind them: of no tokens, and written nowhere."""
-        missing = num_sequences - len(self.seq_lens)
-        if missing == 0:
+    @property
+    def tokens_of_sequences(self) -> NDArray[np.int64]:
+        """[S] how many tokens each has in this step"""
+        return np.concatenate((np.full(self.num_decodes, self.tokens_each), np.diff(self.query_starts)))
+
+    def padded(self, num_sequences: int, tokens_each: int = 1) -> "HostBatch":
+        """All of them as decodes of `tokens_each` tokens, with more sequences behind them. Padding is written nowhere.
+
+        tokens 1, 3, 2; 4 sequences of 3   | .  .  a | b  c  d | .  e  f | .  .  . |      the last ones are the newest
+        """
+        counts = self.tokens_of_sequences
+        missing = num_sequences - len(counts)
+        if missing == 0 and (counts == tokens_each).all() and self.num_decodes == num_sequences:
             return self
-        zeros = np.zeros(missing, np.int64)
+        ends, own_ends = tokens_each * np.arange(1, len(counts) + 1), np.cumsum(counts)
+        places = np.arange(len(self.token_ids)) + np.repeat(ends - own_ends, counts)  # [T]
+
+        def spread(values: NDArray[np.int64], padding: int) -> NDArray[np.int64]:
+            out = np.full(num_sequences * tokens_each, padding, np.int64)
+            out[places] = values
+            return out
+
         return replace(
             self,
             num_decodes=num_sequences,
-            token_ids=np.concatenate((self.token_ids, zeros)),
-            positions=np.concatenate((self.positions, zeros)),
-            slot_mapping=np.concatenate((self.slot_mapping, zeros - 1)),
+            tokens_each=tokens_each,
+            token_ids=spread(self.token_ids, 0),
+            positions=spread(self.positions, 0),
+            slot_mapping=spread(self.slot_mapping, -1),
             block_tables=np.pad(self.block_tables, ((0, missing), (0, 0))),
-            seq_lens=np.concatenate((self.seq_lens, zeros.astype(np.int32))),
+            seq_lens=np.pad(self.seq_lens, (0, missing)),
+            query_starts=np.zeros(1, np.int32),
+            sampled_tokens=places[self.sampled_tokens],
         )
 
     def on_device(self, rope_tables: Sequence[RopeTable], device: torch.device) -> BatchInputs:
@@ -78,6 +100,7 @@ class HostBatch:
         token_ids, at, slot_mapping, block_tables, seq_lens, query_starts, sampled_tokens = upload(arrays, device)
         return BatchInputs(
             num_decodes=self.num_decodes,
+            tokens_each=self.tokens_each,
             token_ids=token_ids,
             ropes=tuple((cos[at], sin[at]) for cos, sin in rope_tables),
             slot_mapping=slot_mapping,
@@ -100,6 +123,7 @@ def host_batch(chunks: list[Chunk], block_size: int) -> HostBatch:
     query_starts = np.concatenate(([0], np.cumsum(num_tokens[num_decodes:])))
     return HostBatch(
         num_decodes=num_decodes,
+        is_scored=any(chunk.scored for chunk in chunks),
         token_ids=_token_ids(chunks),
         positions=positions,
         slot_mapping=slots,

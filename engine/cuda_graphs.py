@@ -6,6 +6,8 @@ numbers of sequences, all on the first rows of the same buffers; a batch is padd
     a batch of 5   | s0 s1 s2 s3 s4 |  .  .  . |       captured: 1, 2, 4, 8, 16, 24, ...
                                       padding: slot -1 (not written), length 0 (nothing to attend to)
 
+Where tokens are drafted there are as many graphs again, of 1 + num_speculative_tokens tokens for each sequence.
+
 The CPU's counterpart is `kvasir.engine.models.recorded`.
 """
 
@@ -22,7 +24,7 @@ from kvasir.engine.models.config import ModelConfig
 from kvasir.engine.models.rope import RopeTable
 from kvasir.kernels.backend import is_triton
 
-# Shapes: S sequences, one token each  M blocks of the longest sequence  C hidden size
+# Shapes: S sequences  Q tokens of each  M blocks of the longest sequence  C hidden size
 
 Replay = Callable[[], Tensor]
 Capture = Callable[[Callable[[], Tensor]], Replay]  # of a function on tensors that stay where they are
@@ -53,24 +55,30 @@ class DecodeGraphs:
         max_blocks: int,
         device: torch.device,
         capture: Capture,
+        max_tokens_each: int = 1,
     ) -> None:
-        """forward: -> hidden [S, C]      sizes: ascending      max_blocks: of one sequence"""
+        """forward: -> hidden [S Q, C]      sizes: ascending      max_blocks, max_tokens_each: of one sequence"""
         self._sizes = list(sizes)
-        self._inputs = _padding(sizes[-1], max_blocks, rope_tables, device)
+        self._tokens_each = sorted({1, max_tokens_each})
+        self._inputs = _padding(sizes[-1], max_tokens_each, max_blocks, rope_tables, device)
         # The largest first: the others find memory enough in what it has let go of.
-        self._replays = {size: capture(partial(forward, _first(self._inputs, size))) for size in reversed(sizes)}
+        shapes = [(size, tokens_each) for tokens_each in self._tokens_each for size in sizes]
+        self._replays = {shape: capture(partial(forward, _first(self._inputs, *shape))) for shape in reversed(shapes)}
 
-    def size_for(self, batch: HostBatch) -> int | None:
-        """To what number of sequences the batch is to be padded; None: it is none of decodes alone, or too large."""
-        num_sequences = len(batch.seq_lens)
-        index = bisect_left(self._sizes, num_sequences)
-        is_decode = batch.num_decodes == num_sequences == len(batch.token_ids)
-        return self._sizes[index] if is_decode and index < len(self._sizes) else None
+    def shape_for(self, batch: HostBatch) -> tuple[int, int] | None:
+        """To what number of sequences and tokens of each the batch is to be padded; None: it is too large for all."""
+        num_sequences, num_tokens = len(batch.seq_lens), int(batch.tokens_of_sequences.max())
+        size, each = bisect_left(self._sizes, num_sequences), bisect_left(self._tokens_each, num_tokens)
+        if size == len(self._sizes) or each == len(self._tokens_each):
+            return None
+        if num_tokens > 1 and batch.is_scored:
+            return None  # its tokens must stay where they are
+        return self._sizes[size], self._tokens_each[each]
 
     def run(self, batch: BatchInputs) -> Tensor:
-        """batch: of one of the captured sizes -> hidden [S, C], which holds until the next call"""
+        """batch: of one of the captured shapes -> hidden [S Q, C], which holds until the next call"""
         size, width = batch.block_tables.shape
-        own = _first(self._inputs, size)
+        own = _first(self._inputs, size, batch.tokens_each)
         own.token_ids.copy_(batch.token_ids)
         own.slot_mapping.copy_(batch.slot_mapping)
         own.seq_lens.copy_(batch.seq_lens)
@@ -78,7 +86,7 @@ class DecodeGraphs:
         for mine, given in zip(own.ropes, batch.ropes, strict=True):
             mine[0].copy_(given[0])
             mine[1].copy_(given[1])
-        return self._replays[size]()
+        return self._replays[size, batch.tokens_each]()
 
 
 class CudaCapture:
@@ -106,18 +114,20 @@ class CudaCapture:
 
 
 def _padding(
-    num_sequences: int, max_blocks: int, rope_tables: Sequence[RopeTable], device: torch.device
+    num_sequences: int, tokens_each: int, max_blocks: int, rope_tables: Sequence[RopeTable], device: torch.device
 ) -> BatchInputs:
     """A batch of nothing but padding"""
+    num_tokens = num_sequences * tokens_each
 
     def full(*shape: int, value: int = 0, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.full(shape, value, dtype=dtype, device=device)
 
     return BatchInputs(
         num_decodes=num_sequences,
-        token_ids=full(num_sequences),
-        ropes=tuple((cos[:1].repeat(num_sequences, 1), sin[:1].repeat(num_sequences, 1)) for cos, sin in rope_tables),
-        slot_mapping=full(num_sequences, value=-1),
+        tokens_each=tokens_each,
+        token_ids=full(num_tokens),
+        ropes=tuple((cos[:1].repeat(num_tokens, 1), sin[:1].repeat(num_tokens, 1)) for cos, sin in rope_tables),
+        slot_mapping=full(num_tokens, value=-1),
         block_tables=full(num_sequences, max_blocks, dtype=torch.int32),
         seq_lens=full(num_sequences, dtype=torch.int32),
         query_starts=full(1, dtype=torch.int32),
@@ -125,14 +135,15 @@ def _padding(
     )
 
 
-def _first(batch: BatchInputs, num_sequences: int) -> BatchInputs:
-    rows = slice(num_sequences)
+def _first(batch: BatchInputs, num_sequences: int, tokens_each: int) -> BatchInputs:
+    tokens, sequences = slice(num_sequences * tokens_each), slice(num_sequences)
     return replace(
         batch,
         num_decodes=num_sequences,
-        token_ids=batch.token_ids[rows],
-        ropes=tuple((cos[rows], sin[rows]) for cos, sin in batch.ropes),
-        slot_mapping=batch.slot_mapping[rows],
-        block_tables=batch.block_tables[rows],
-        seq_lens=batch.seq_lens[rows],
+        tokens_each=tokens_each,
+        token_ids=batch.token_ids[tokens],
+        ropes=tuple((cos[tokens], sin[tokens]) for cos, sin in batch.ropes),
+        slot_mapping=batch.slot_mapping[tokens],
+        block_tables=batch.block_tables[sequences],
+        seq_lens=batch.seq_lens[sequences],
     )

@@ -58,10 +58,11 @@ def largest_step(max_num_batched_tokens: int, max_num_seqs: int, max_model_len: 
     return StepPlan(tuple(Chunk(request, 0, request.num_tokens) for request in requests))
 
 
-def largest_decode(max_num_batched_tokens: int, max_num_seqs: int, block_size: int) -> StepPlan:
+def largest_decode(max_num_batched_tokens: int, max_num_seqs: int, block_size: int, tokens_each: int = 1) -> StepPlan:
+    """tokens_each: with the drafts of each sequence"""
     num_seqs = min(max_num_seqs, max_num_batched_tokens)
-    requests = [_request(1, block_size, SamplingParams(), str(i)) for i in range(num_seqs)]
-    return StepPlan(tuple(Chunk(request, 0, 1) for request in requests))
+    requests = [_request(tokens_each, block_size, SamplingParams(), str(i)) for i in range(num_seqs)]
+    return StepPlan(tuple(Chunk(request, 0, tokens_each) for request in requests))
 
 
 def _request(num_tokens: int, block_size: int, sampling: SamplingParams, name: str) -> Request:
@@ -71,7 +72,7 @@ def _request(num_tokens: int, block_size: int, sampling: SamplingParams, name: s
 
 def profile_memory(
     model: Model, layout: KVLayout, max_model_len: int, max_num_batched_tokens: int, max_num_seqs: int,
-    device: torch.device,
+    device: torch.device, num_drafts: int = 0,
 ) -> MemoryProfile:  # fmt: skip
     """Runs two steps on a cache of one block; takes as long as the kernels take to compile."""
     runner = ModelRunner(model, KVCache(layout, 1, device), max_model_len)
@@ -82,7 +83,7 @@ def profile_memory(
     peak_bytes = torch.cuda.max_memory_allocated(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    runner.execute(largest_decode(max_num_batched_tokens, max_num_seqs, block_size))
+    runner.execute(largest_decode(max_num_batched_tokens, max_num_seqs, block_size, 1 + num_drafts))
     graph_bytes = torch.cuda.max_memory_allocated(device) - before
     del runner
     torch.cuda.empty_cache()

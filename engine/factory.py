@@ -84,13 +84,14 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
     runner = ModelRunner(model, kv_cache, info.max_model_len)
     runner.warm_up()
     if not settings.enforce_eager and can_be_captured(config, kv_cache.data):
-        runner.capture_decodes(settings.max_num_seqs, CudaCapture())
+        runner.capture_decodes(settings.max_num_seqs, CudaCapture(), _num_drafts(settings))
     log.info("%s in %s on %s, %d threads", info.name, info.dtype, device, torch.get_num_threads())
     log.info("%s, in %s", capacity_of(num_blocks, settings.block_size, info.max_model_len), layout.dtype)
     scheduler = Scheduler(_limits(settings, info, num_blocks), info.kv_identity)
     scheduler.tables.swap = _swap_space(settings, kv_cache)
     grammars = Grammars(directory / "tokenizer.json", info.vocab_size, info.eos_token_ids)
-    speculator = build_speculator(settings.speculation, draft, scheduler, device)
+    captures = not settings.enforce_eager
+    speculator = build_speculator(settings.speculation, draft, scheduler, device, captures)
     engine = Engine(scheduler, runner, grammars=grammars, speculator=speculator)
     engine.on_close = on_close
     return engine, kv_cache, info
@@ -102,9 +103,14 @@ def _budget_bytes(
     if model is None or device.type == "cpu":
         return default_budget_bytes()
     profile = profile_memory(
-        model, layout, max_model_len, settings.max_num_batched_tokens, settings.max_num_seqs, device
-    )
+        model, layout, max_model_len, settings.max_num_batched_tokens, settings.max_num_seqs, device,
+        _num_drafts(settings),
+    )  # fmt: skip
     return kv_budget_bytes(profile, settings.gpu_memory_utilization)
+
+
+def _num_drafts(settings: EngineSettings) -> int:
+    return 0 if settings.speculation is None else settings.speculation.num_speculative_tokens
 
 
 def _check_parallel(settings: EngineSettings, config: ModelConfig, device: torch.device) -> None:

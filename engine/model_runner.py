@@ -8,14 +8,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvasir.engine.batch import BatchInputs, HostBatch, decodes_first, host_batch
-from kvasir.engine.blocks import BlockId, num_blocks_for
-from kvasir.engine.cuda_graphs import Capture, DecodeGraphs, captured_sizes
+from kvasir.engine.batch import HostBatch, decodes_first, host_batch
+from kvasir.engine.blocks import BlockId
+from kvasir.engine.cuda_graphs import Capture
 from kvasir.engine.cuda_sampler import rows_of, sample_on_device, samples_on_device
+from kvasir.engine.forward_pass import ForwardPass, Model
 from kvasir.engine.grammar_step import GrammarMasks, Masks
 from kvasir.engine.kv_cache import KVCache
-from kvasir.engine.models.config import ModelConfig
-from kvasir.engine.models.rope import rope_tables
 from kvasir.engine.request import Request, RequestId
 from kvasir.engine.sampler import sample, score
 from kvasir.engine.step import Chunk, PositionLogprobs, Sampled, StepPlan
@@ -25,30 +24,24 @@ from kvasir.engine.step import Chunk, PositionLogprobs, Sampled, StepPlan
 _ROWS_SCORED_AT_ONCE = 64  # logits of a long prompt would take gigabytes
 
 
-class Model(Protocol):
-    config: ModelConfig
+class Followers(Protocol):
+    """The other ranks of a model that is cut: they do what this one does, at the same time."""
 
-    def forward(self, batch: BatchInputs, kv_cache: Tensor) -> Tensor:
-        """-> hidden [T, C]; writes the step's keys and values into kv_cache [N, L, 2, K, B, D]"""
-        ...
+    def forward(self, batch: HostBatch) -> None: ...
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [R, C], the rows that need logits -> [R, V] float32"""
-        ...
+    def capture_decodes(self) -> None: ...
 
 
 class ModelRunner:
     """Not thread-safe: the engine's thread owns it."""
 
-    def __init__(self, model: Model, kv_cache: KVCache, max_model_len: int) -> None:
+    def __init__(self, model: Model, kv_cache: KVCache, max_model_len: int, followers: Followers | None = None) -> None:
         self._model = model
         self._kv_cache = kv_cache
         self._device = kv_cache.data.device
-        tables = rope_tables(model.config.ropes, model.config.head_dim, max_model_len)
-        self._rope_tables = [(cos.to(self._device), sin.to(self._device)) for cos, sin in tables]
-        self._max_blocks = num_blocks_for(max_model_len, kv_cache.layout.block_size)
+        self._forward = ForwardPass(model, kv_cache.data, kv_cache.layout.block_size, max_model_len)
+        self._followers = followers
         self._grammar_masks = GrammarMasks()
-        self._graphs: DecodeGraphs | None = None
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> dict[RequestId, Sampled]:
@@ -59,6 +52,8 @@ class ModelRunner:
         batch = host_batch(chunks, self._kv_cache.layout.block_size)
         masks = self._grammar_masks.start([one for chunk in chunks for one in chunk.samplers])
         self._kv_cache.join()
+        if self._followers is not None:
+            self._followers.forward(batch)
         hidden, sampled_tokens = self._forward(batch)
         self._kv_cache.mark()
         sampled = self._score(chunks, hidden, self._sample(chunks, sampled_tokens, hidden, masks))
@@ -66,25 +61,14 @@ class ModelRunner:
             self._kv_cache.wait()  # a step ends when it is computed: its blocks are final, and its time is known
         return sampled
 
-    @torch.inference_mode()
-    def capture_decodes(self, max_num_seqs: int, capture: Capture) -> None:
-        """From now on, steps of decodes alone are replayed. Takes a fraction of a second for each captured size."""
-        self._graphs = DecodeGraphs(
-            lambda batch: self._model.forward(batch, self._kv_cache.data), self._rope_tables,
-            captured_sizes(max_num_seqs), self._max_blocks, self._device, capture,
-        )  # fmt: skip
+    def capture_decodes(self, max_num_seqs: int, capture: Capture, num_drafts: int = 0) -> None:
+        """From now on, steps of decodes alone, with or without drafts, are replayed."""
+        if self._followers is not None:
+            self._followers.capture_decodes()
+        self._forward.capture_decodes(max_num_seqs, num_drafts, capture)
 
     def copy_block(self, source: BlockId, target: BlockId) -> None:
         self._kv_cache.copy(source, target)
-
-    def _forward(self, host: HostBatch) -> tuple[Tensor, Tensor]:
-        """-> hidden [T, C], with padding behind it where it was replayed; sampled_tokens [R]"""
-        size = None if self._graphs is None else self._graphs.size_for(host)
-        if self._graphs is None or size is None:
-            batch = host.on_device(self._rope_tables, self._device)
-            return self._model.forward(batch, self._kv_cache.data), batch.sampled_tokens
-        batch = host.padded(size).on_device(self._rope_tables, self._device)
-        return self._graphs.run(batch), batch.sampled_tokens
 
     def _sample(
         self, chunks: list[Chunk], sampled_tokens: Tensor, hidden: Tensor, masks: "Future[Masks]"

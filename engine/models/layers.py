@@ -83,16 +83,16 @@ class Attention:
     def _attend(self, qkv: Tensor, batch: BatchInputs, kv_cache: Tensor, out: Tensor) -> None:
         config = self._config
         scale, window, softcap = config.attention_scale, config.windows[self._layer], config.attention_softcap
-        split = batch.num_decodes
+        first, split = batch.num_decodes, batch.num_decodes * batch.tokens_each  # sequence and token behind them
         if split > 0:
             decode_attention(
-                qkv[:split], kv_cache, self._layer, batch.block_tables[:split], batch.seq_lens[:split],
+                qkv[:split], kv_cache, self._layer, batch.block_tables[:first], batch.seq_lens[:first],
                 out[:split], scale=scale, window=window, softcap=softcap,
             )  # fmt: skip
         if split < len(qkv):
             prefill_attention(
-                qkv[split:], kv_cache, self._layer, batch.block_tables[split:], batch.query_starts,
-                batch.seq_lens[split:], out[split:], scale=scale, window=window, softcap=softcap,
+                qkv[split:], kv_cache, self._layer, batch.block_tables[first:], batch.query_starts,
+                batch.seq_lens[first:], out[split:], scale=scale, window=window, softcap=softcap,
             )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvasir.engine.blocks import KVLayout
+from kvasir.engine.cuda_graphs import CudaCapture, can_be_captured
 from kvasir.engine.kv_cache import KVCache, check_kv_dtype, kv_layout
 from kvasir.engine.model_runner import ModelRunner
 from kvasir.engine.models import read_model_config
@@ -67,23 +68,28 @@ def share_of_target(budget_bytes: int, layout: KVLayout, draft: Draft | None) ->
 
 
 def build_speculator(
-    config: "SpeculativeConfig | None", draft: Draft | None, scheduler: Scheduler, device: torch.device
-) -> Speculator | None:
+    config: "SpeculativeConfig | None", draft: Draft | None, scheduler: Scheduler, device: torch.device,
+    captures: bool = False,
+) -> Speculator | None:  # fmt: skip
+    """captures: steps of the draft model are replayed as graphs, where they can be"""
     if config is None:
         return None
     if draft is not None:
         log.info("up to %d tokens are drafted by %s", config.num_speculative_tokens, draft.name)
-        return Speculator(_draft_model(draft, scheduler, device), scheduler, config.num_speculative_tokens)
+        return Speculator(_draft_model(draft, scheduler, device, captures), scheduler, config.num_speculative_tokens)
     log.info(
         "up to %d tokens are drafted by looking up the last %d to %d", config.num_speculative_tokens, *config.lookup
     )
     return Speculator(NgramProposer(*config.lookup), scheduler, config.num_speculative_tokens)
 
 
-def _draft_model(draft: Draft, scheduler: Scheduler, device: torch.device) -> DraftModel:
+def _draft_model(draft: Draft, scheduler: Scheduler, device: torch.device, captures: bool) -> DraftModel:
     limits = replace(scheduler.limits, max_model_len=draft.max_model_len, enable_prefix_caching=True)
-    runner = ModelRunner(draft.model, KVCache(draft.layout, limits.num_blocks, device), draft.max_model_len)
+    kv_cache = KVCache(draft.layout, limits.num_blocks, device)
+    runner = ModelRunner(draft.model, kv_cache, draft.max_model_len)
     runner.warm_up()
+    if captures and can_be_captured(draft.model.config, kv_cache.data):
+        runner.capture_decodes(limits.max_num_seqs, CudaCapture())
     return DraftModel(runner, limits)
 
 

@@ -60,7 +60,7 @@ def _tiling(padded_head_dim: int, dtype: torch.dtype, capability: int) -> tuple[
     From Hopper on the queries are multiplied from shared memory; before, they take registers, and tiles are smaller.
     """
     if dtype == torch.float32:
-        return (32, 32, 4, 2) if padded_head_dim <= 128 else (16, 16, 4, 2)
+        return 32 if padded_head_dim <= 128 else 16, 32 if padded_head_dim <= 64 else 16, 8, 2
     if padded_head_dim > 128:
         return 64, 32, 8, 3
     return (128, 64, 8, 3) if capability >= 90 or padded_head_dim <= 64 else (128, 32, 8, 5)

@@ -43,3 +43,4 @@ def test_both_steps_run_in_one_block(tmp_path: Path) -> None:
     sampled = runner.execute(largest_step(40, 3, 64, 4))
     assert [len(one.token_ids) for one in sampled.values()] == [1, 1, 1]
     assert len(runner.execute(largest_decode(40, 3, 4))) == 3
+    assert len(runner.execute(largest_decode(40, 3, 4, tokens_each=5))) == 3
