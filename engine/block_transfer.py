@@ -129,6 +129,15 @@ class BlockTransfer:
             self._free.append(buffer)
         return True
 
+    def copy(self, source: BlockId, target: BlockId, after: "Events | None" = None) -> None:
+        """One block over another, as `scatter` would."""
+        if self._stream is None:
+            self._kv_cache[target].copy_(self._kv_cache[source])
+        else:
+            with self._beside(self._stream, after):
+                self._kv_cache[target].copy_(self._kv_cache[source])
+                self._landing = self._stream.record_event()
+
     @property
     def landing(self) -> "torch.cuda.Event | None":
         """Behind all that was scattered so far; None: on a CPU, or nothing was."""

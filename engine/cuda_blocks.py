@@ -66,10 +66,15 @@ class DeviceBlocks:
             while not transfer.scatter([block_id], [packed], self._before()):
                 transfer.wait()
 
-    def mark(self) -> None:
-        """Readers and writers wait for what has been launched so far, and for nothing later."""
-        if self._kv_cache.is_cuda:
-            self._computed = torch.cuda.current_stream(self._kv_cache.device).record_event()
+    def copy(self, source: BlockId, target: BlockId) -> None:
+        """One block over another; it lands as what is written does."""
+        self._transfer(self._incoming, "none").copy(source, target, self._before())
+
+    def mark(self, computed: "torch.cuda.Event | None" = None) -> None:
+        """Readers and writers wait for this event, by default what has been launched so far, and for nothing later."""
+        if computed is None and self._kv_cache.is_cuda:
+            computed = torch.cuda.current_stream(self._kv_cache.device).record_event()
+        self._computed = computed
 
     def wait(self) -> None:
         """Until the device has come to the last `mark`."""
@@ -93,7 +98,11 @@ class DeviceBlocks:
         with self._lock:
             return list(self._incoming.values())
 
+    def landings(self) -> "list[torch.cuda.Event]":
+        """Behind all that was written so far"""
+        events = [transfer.landing for transfer in self._all_incoming()]
+        return [event for event in events if event is not None]
+
     def _before(self) -> "list[torch.cuda.Event]":
         """What a read or a write waits for: the last `mark`, and what has come in, by whatever codec."""
-        events = [self._computed, *(transfer.landing for transfer in self._all_incoming())]
-        return [event for event in events if event is not None]
+        return [*([] if self._computed is None else [self._computed]), *self.landings()]

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from kvasir.engine.blocks import BlockId, KVLayout, num_blocks_for
+from kvasir.engine.forward_pass import Model
 from kvasir.engine.kv_cache import KVCache
-from kvasir.engine.model_runner import Model, ModelRunner
+from kvasir.engine.model_runner import ModelRunner
 from kvasir.engine.request import Request, RequestId
 from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.step import Chunk, StepPlan

@@ -1,6 +1,7 @@
 """Puts an engine together: model, KV cache, scheduler."""
 
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,11 +11,12 @@ from kvasir.engine.blocks import KVLayout
 from kvasir.engine.cuda_graphs import CudaCapture, can_be_captured
 from kvasir.engine.cuda_memory import kv_budget_bytes, profile_memory
 from kvasir.engine.engine import Engine
+from kvasir.engine.forward_pass import Model
 from kvasir.engine.host_blocks import HostBlocks
 from kvasir.engine.identity import kv_identity
 from kvasir.engine.kv_cache import KVCache, check_kv_dtype, default_budget_bytes, kv_layout, num_blocks_that_fit
 from kvasir.engine.limits import Limits
-from kvasir.engine.model_runner import Model, ModelRunner
+from kvasir.engine.model_runner import ModelRunner
 from kvasir.engine.models import read_model_config
 from kvasir.engine.models.config import ModelConfig, UnsupportedModel, eos_token_ids
 from kvasir.engine.models.loader import choose_dtype, load_model, quantization_on
@@ -22,8 +24,8 @@ from kvasir.engine.scheduler import Scheduler
 from kvasir.engine.settings import EngineSettings
 from kvasir.engine.speculation.build import build_speculator, load_draft, share_of_target
 from kvasir.engine.swap_space import SwapSpace
-from kvasir.engine.tensor_parallel.group import check_shares
-from kvasir.engine.tensor_parallel.model import load_sharded
+from kvasir.engine.tensor_parallel.group import ALONE, device_of_rank, within
+from kvasir.engine.tensor_parallel.workers import Workers, start_workers
 from kvasir.kernels import backend
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,14 @@ class ModelInfo:
 
 def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
     """Takes seconds: reads the weights, touches the cache's memory, compiles and warms up the kernels."""
+    with ExitStack() as undo:
+        engine, kv_cache, info = _build(settings, undo)
+        engine.on_close = undo.pop_all().close
+        return engine, kv_cache, info
+
+
+def _build(settings: EngineSettings, undo: ExitStack) -> tuple[Engine, KVCache, ModelInfo]:
+    """What is to be closed with the engine, or if it cannot be built, goes on `undo`."""
     from kvasir.engine.grammar import Grammars
 
     backend.use(settings.attention_backend)
@@ -58,12 +68,17 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
     dtype = choose_dtype(settings.dtype, config, device)
     layout = kv_layout(config, settings.block_size, dtype, settings.kv_cache_dtype)
     check_kv_dtype(layout, dtype, device)
-    draft = load_draft(settings, directory, config, max_model_len, device)
+    workers: Workers | None = None
     if settings.tensor_parallel_size > 1:
-        _check_parallel(settings, config, device)
-    model: Model | None = None if settings.tensor_parallel_size > 1 else load_model(directory, config, dtype, device)
-    budget_bytes = settings.kv_cache_memory or _budget_bytes(settings, model, layout, max_model_len, device)
-    num_blocks = num_blocks_that_fit(share_of_target(budget_bytes, layout, draft), layout)
+        device = device_of_rank(device, 0)
+        workers = start_workers(settings, config, dtype, layout, max_model_len)
+        undo.callback(workers.close)
+    draft = load_draft(settings, directory, config, max_model_len, device)
+    with within(ALONE if workers is None else workers.group):
+        model = load_model(directory, config, dtype, device)
+    budget_bytes = settings.kv_cache_memory or _budget_bytes(settings, model, layout, max_model_len, device, workers)
+    num_gpus = settings.tensor_parallel_size if device.type == "cuda" else 1
+    num_blocks = num_blocks_that_fit(share_of_target(budget_bytes, layout, draft, num_gpus), layout)
     if settings.max_model_len == "auto":
         max_model_len = min(max_model_len, num_blocks * settings.block_size)
     info = ModelInfo(
@@ -75,16 +90,11 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
         dtype=str(dtype).removeprefix("torch."),
         layout=layout,
     )
-    on_close = None
-    if model is None:
-        size = settings.tensor_parallel_size
-        model, kv_cache, on_close = load_sharded(directory, config, dtype, layout, num_blocks, size, max_model_len)
-    else:
-        kv_cache = KVCache(layout, num_blocks, device)
-    runner = ModelRunner(model, kv_cache, info.max_model_len)
+    kv_cache = KVCache(layout, num_blocks, device) if workers is None else workers.make_cache(num_blocks, max_model_len)
+    runner = ModelRunner(model, kv_cache, info.max_model_len, workers)
     runner.warm_up()
     if not settings.enforce_eager and can_be_captured(config, kv_cache.data):
-        runner.capture_decodes(settings.max_num_seqs, CudaCapture(), _num_drafts(settings))
+        runner.capture_decodes(settings.max_num_seqs, CudaCapture(), settings.num_drafts)
     log.info("%s in %s on %s, %d threads", info.name, info.dtype, device, torch.get_num_threads())
     log.info("%s, in %s", capacity_of(num_blocks, settings.block_size, info.max_model_len), layout.dtype)
     scheduler = Scheduler(_limits(settings, info, num_blocks), info.kv_identity)
@@ -92,31 +102,22 @@ def build_engine(settings: EngineSettings) -> tuple[Engine, KVCache, ModelInfo]:
     grammars = Grammars(directory / "tokenizer.json", info.vocab_size, info.eos_token_ids)
     captures = not settings.enforce_eager
     speculator = build_speculator(settings.speculation, draft, scheduler, device, captures)
-    engine = Engine(scheduler, runner, grammars=grammars, speculator=speculator)
-    engine.on_close = on_close
-    return engine, kv_cache, info
+    return Engine(scheduler, runner, grammars=grammars, speculator=speculator), kv_cache, info
 
 
 def _budget_bytes(
-    settings: EngineSettings, model: Model | None, layout: KVLayout, max_model_len: int, device: torch.device
-) -> int:
-    if model is None or device.type == "cpu":
+    settings: EngineSettings, model: Model, layout: KVLayout, max_model_len: int, device: torch.device,
+    workers: Workers | None,
+) -> int:  # fmt: skip
+    if device.type == "cpu":
         return default_budget_bytes()
+    if workers is not None:
+        return workers.budget_bytes(model)
     profile = profile_memory(
         model, layout, max_model_len, settings.max_num_batched_tokens, settings.max_num_seqs, device,
-        _num_drafts(settings),
+        settings.num_drafts,
     )  # fmt: skip
     return kv_budget_bytes(profile, settings.gpu_memory_utilization)
-
-
-def _num_drafts(settings: EngineSettings) -> int:
-    return 0 if settings.speculation is None else settings.speculation.num_speculative_tokens
-
-
-def _check_parallel(settings: EngineSettings, config: ModelConfig, device: torch.device) -> None:
-    if device.type != "cpu":
-        raise UnsupportedModel(f"tensor_parallel_size above 1 works on CPUs so far, not on {device}")
-    check_shares(config, settings.tensor_parallel_size)
 
 
 def _max_model_len(settings: EngineSettings, config: ModelConfig) -> int:

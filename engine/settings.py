@@ -36,3 +36,8 @@ class EngineSettings:
     target_itl_s: float = 0.0
     speculation: "SpeculativeConfig | None" = None
     swap_space: int | None = 0  # bytes; None: a quarter of the KV cache's
+
+    @property
+    def num_drafts(self) -> int:
+        """Tokens drafted for a sequence in a step, at most"""
+        return 0 if self.speculation is None else self.speculation.num_speculative_tokens

@@ -50,6 +50,11 @@ class Group:
             torch.distributed.all_reduce(partial)
         return partial
 
+    def meet(self, device: torch.device) -> None:
+        """On GPUs: nothing that a rank launches behind this begins before all ranks have come here."""
+        if self.size > 1 and device.type == "cuda":
+            torch.distributed.all_reduce(torch.zeros(1, device=device))
+
 
 ALONE = Group()
 _group: ContextVar[Group] = ContextVar("group", default=ALONE)
@@ -68,6 +73,22 @@ def within(group: Group) -> Iterator[None]:
         yield
     finally:
         _group.reset(token)
+
+
+def device_of_rank(first: torch.device, rank: int) -> torch.device:
+    """Ranks have neighbouring GPUs, from the first rank's on; CPUs are shared."""
+    return first if first.type != "cuda" else torch.device(first.type, (first.index or 0) + rank)
+
+
+def check_devices(first: torch.device, size: int) -> None:
+    """Raises UnsupportedModel where there are fewer GPUs than ranks."""
+    if first.type not in ("cpu", "cuda"):
+        raise UnsupportedModel(f"tensor_parallel_size {size} works on CPUs and CUDA GPUs, not on {first}")
+    if first.type == "cuda" and (first.index or 0) + size > torch.cuda.device_count():
+        raise UnsupportedModel(
+            f"tensor_parallel_size {size} wants {size} GPUs, from {device_of_rank(first, 0)} on; "
+            f"this machine has {torch.cuda.device_count()}"
+        )
 
 
 def check_shares(config: ModelConfig, size: int) -> None:

@@ -1,55 +1,69 @@
-"""What rank 0 tells the others: a step's inputs, over a pipe."""
+"""What rank 0 tells the others, over a pipe."""
 
 import json
 import struct
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import IO, Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from kvasir.engine.batch import BatchInputs
-from kvasir.kernels.block_bytes import tensor_bytes
+from kvasir.engine.batch import HostBatch
 
 _LENGTH = struct.Struct("<I")
 
-# A message: the length of its description, the description (JSON), then the bytes of its tensors.
+# A message: the length of its description, the description (JSON), then the bytes of its arrays.
 
 
-def write_batch(stream: IO[bytes], batch: BatchInputs) -> None:
-    """Tensors on the CPU. Raises OSError if nobody reads any more."""
-    tensors: list[Tensor] = []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MakeCache:
+    """The first command; it is answered by a line."""
+
+    num_blocks: int
+    max_model_len: int
+    path: str  # of this rank's part, to be mapped; empty: on a GPU, the rank's own memory
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureDecodes:
+    """All ranks do it at the same time."""
+
+
+Command = MakeCache | CaptureDecodes | HostBatch
+_KINDS: dict[str, type[Command]] = {kind.__name__: kind for kind in (MakeCache, CaptureDecodes, HostBatch)}
+
+
+def write_command(stream: IO[bytes], command: Command) -> None:
+    """Raises OSError if nobody reads any more."""
+    arrays: list[bytes] = []
 
     def described(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            tensors.append(value.contiguous())
-            return {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
-        return [described(one) for one in value] if isinstance(value, tuple) else value
+        if isinstance(value, np.ndarray):
+            arrays.append(value.tobytes())
+            return {"dtype": value.dtype.str, "shape": list(value.shape)}
+        return value
 
-    text = json.dumps({field.name: described(getattr(batch, field.name)) for field in fields(batch)}).encode()
-    payloads = [tensor_bytes(tensor) for tensor in tensors]
-    stream.write(b"".join((_LENGTH.pack(len(text)), text, *payloads)))
+    values = {field.name: described(getattr(command, field.name)) for field in fields(command)}
+    text = json.dumps({"kind": type(command).__name__, "values": values}).encode()
+    stream.write(b"".join((_LENGTH.pack(len(text)), text, *arrays)))
     stream.flush()
 
 
-def read_batch(stream: IO[bytes]) -> BatchInputs | None:
+def read_command(stream: IO[bytes]) -> Command | None:
     """None: there will be no more. Raises EOFError if the stream ends within a message."""
     length = stream.read(_LENGTH.size)
     if not length:
         return None
     description = json.loads(_exactly(stream, _LENGTH.unpack(length)[0]))
 
-    def tensor_of(value: Any) -> Any:
-        if isinstance(value, dict):
-            dtype: torch.dtype = getattr(torch, value["dtype"])
-            empty = torch.empty(value["shape"], dtype=dtype)
-            if empty.numel():
-                content = bytearray(_exactly(stream, empty.numel() * dtype.itemsize))
-                empty = torch.frombuffer(content, dtype=dtype).view(value["shape"])
-            return empty
-        return tuple(tensor_of(one) for one in value) if isinstance(value, list) else value
+    def value_of(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        out = np.empty(value["shape"], np.dtype(value["dtype"]))
+        out.reshape(-1).view(np.uint8)[:] = np.frombuffer(_exactly(stream, out.nbytes), np.uint8)
+        return out
 
-    return BatchInputs(**{name: tensor_of(value) for name, value in description.items()})
+    values = {name: value_of(value) for name, value in description["values"].items()}
+    return _KINDS[description["kind"]](**values)
 
 
 def _exactly(stream: IO[bytes], num_bytes: int) -> bytes:

@@ -8,17 +8,25 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.distributed import TCPStore, init_process_group  # type: ignore[attr-defined]
 
+from kvasir.engine.batch import HostBatch
 from kvasir.engine.blocks import KVLayout
+from kvasir.engine.cuda_graphs import CudaCapture
+from kvasir.engine.forward_pass import ForwardPass
+from kvasir.engine.kv_cache import cache_shape
 from kvasir.engine.models import read_model_config
 from kvasir.engine.models.loader import load_model
 from kvasir.engine.tensor_parallel.cache import map_part
+from kvasir.engine.tensor_parallel.device_cache import handle_of
 from kvasir.engine.tensor_parallel.group import Group, within
-from kvasir.engine.tensor_parallel.messages import read_batch
+from kvasir.engine.tensor_parallel.memory import shared_budget_bytes
+from kvasir.engine.tensor_parallel.messages import MakeCache, read_command
+from kvasir.kernels import backend
 from kvasir.kernels.linear import Quantization
 
-READY = b"ready\n"
+READY = b"ready"
 STEP_TIMEOUT = timedelta(seconds=60)  # a rank that the others wait for longer is taken for lost
 
 
@@ -30,13 +38,18 @@ class WorkerSettings:
     size: int
     port: int  # where the ranks meet, on this machine
     num_threads: int
+    device: str  # this rank's
+    attention_backend: backend.Backend
     model: str
     dtype: str
     quantization: Quantization
     max_model_len: int
-    kv_path: str
-    num_blocks: int
-    layout: KVLayout
+    layout: KVLayout  # of whole blocks
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    num_drafts: int
+    gpu_memory_utilization: float
+    profiles: bool  # all ranks find out together how much memory there is for KV
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -46,31 +59,65 @@ class WorkerSettings:
         values = json.loads(text)
         return WorkerSettings(**(values | {"layout": KVLayout(**values["layout"])}))
 
+    @property
+    def part(self) -> KVLayout:
+        """Of this rank's heads alone"""
+        return replace(self.layout, num_kv_heads=self.layout.num_kv_heads // self.size)
 
+
+@torch.inference_mode()
 def main() -> None:
     commands, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no answer
     settings = WorkerSettings.from_json(commands.readline())
+    device = torch.device(settings.device)
+    backend.use(settings.attention_backend)
     torch.set_num_threads(settings.num_threads)
-    join(settings.rank, settings.size, TCPStore("127.0.0.1", settings.port, settings.size))
-    directory = Path(settings.model)
+    group = join(settings, TCPStore("127.0.0.1", settings.port, settings.size))
     config = replace(
-        read_model_config(directory).for_length(settings.max_model_len), quantization=settings.quantization
+        read_model_config(Path(settings.model)).for_length(settings.max_model_len), quantization=settings.quantization
     )
-    with within(Group(settings.rank, settings.size)):
-        model = load_model(directory, config, getattr(torch, settings.dtype), torch.device("cpu"))
-    part = map_part(Path(settings.kv_path), settings.layout, settings.num_blocks, settings.size)
-    answers.write(READY)
+    with within(group):
+        model = load_model(Path(settings.model), config, getattr(torch, settings.dtype), device)
+    if settings.profiles:
+        shared_budget_bytes(model, settings, device)
+    command = read_command(commands)
+    if not isinstance(command, MakeCache):
+        return  # rank 0 has given up
+    part, handle = _make_part(command, settings, device)
+    forward = ForwardPass(model, part, settings.layout.block_size, command.max_model_len)
+    answers.write(READY + b" " + handle + b"\n")
     answers.flush()
-    with torch.inference_mode():
-        while (batch := read_batch(commands)) is not None:
-            model.forward(batch, part)
+    while (command := read_command(commands)) is not None:
+        if isinstance(command, HostBatch):
+            group.meet(device)
+            forward(command)
+        else:
+            forward.capture_decodes(settings.max_num_seqs, settings.num_drafts, CudaCapture())
+    torch.distributed.destroy_process_group()
 
 
-def join(rank: int, size: int, store: TCPStore) -> None:
+def join(settings: WorkerSettings, store: TCPStore) -> Group:
     """Waits until all ranks have come."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
-    init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=STEP_TIMEOUT)
+    device = torch.device(settings.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        init_process_group(
+            "nccl", store=store, rank=settings.rank, world_size=settings.size, timeout=STEP_TIMEOUT, device_id=device
+        )
+    else:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
+        init_process_group("gloo", store=store, rank=settings.rank, world_size=settings.size, timeout=STEP_TIMEOUT)
+    return Group(settings.rank, settings.size)
+
+
+def _make_part(command: MakeCache, settings: WorkerSettings, device: torch.device) -> tuple[Tensor, bytes]:
+    """-> this rank's part of the cache, and how rank 0 finds it where it has not made it itself"""
+    if command.path:
+        return map_part(Path(command.path), settings.layout, command.num_blocks, settings.size), b""
+    shape = cache_shape(settings.part, command.num_blocks)
+    part = torch.zeros(shape, dtype=getattr(torch, settings.part.dtype), device=device)
+    return part, handle_of(part)
 
 
 if __name__ == "__main__":

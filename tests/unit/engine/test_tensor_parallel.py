@@ -1,5 +1,7 @@
 """Two ranks, real processes, compute what one computes; what leaves the node is the same."""
 
+import dataclasses
+import io
 import os
 import signal
 from collections.abc import Iterator
@@ -7,9 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from kvasir.engine.batch import HostBatch, host_batch
 from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.engine.engine import Engine
 from kvasir.engine.factory import build_engine
@@ -18,8 +22,11 @@ from kvasir.engine.models.config import UnsupportedModel
 from kvasir.engine.request import Request, RequestId
 from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.settings import EngineSettings
-from kvasir.engine.step import PromptLogprobs
+from kvasir.engine.step import Chunk, PromptLogprobs
 from kvasir.engine.tensor_parallel.cache import ShardedKVCache
+from kvasir.engine.tensor_parallel.device_cache import ShardedDeviceCache
+from kvasir.engine.tensor_parallel.group import check_devices, device_of_rank
+from kvasir.engine.tensor_parallel.messages import CaptureDecodes, MakeCache, read_command, write_command
 from tests.unit.engine.checkpoints import save_checkpoint
 
 MEMORY = 4 << 20
@@ -125,6 +132,64 @@ def test_a_rank_that_dies_is_an_error_and_no_wait(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError):
             for _ in range(3):
                 engine.step()
+
+
+def test_blocks_of_several_gpus_are_whole_outside() -> None:
+    """The parts lie on a CPU here; where blocks wait for events of a GPU, nothing is left to wait for."""
+    whole = KVCache(LAYOUT, 3, torch.device("cpu"))
+    whole.data.copy_(torch.randn(whole.data.shape))
+    parts = [torch.zeros(3, 2, 2, 2, 4, 8, dtype=torch.bfloat16) for _ in range(2)]
+    sharded = ShardedDeviceCache(LAYOUT, 3, parts)
+    assert (sharded.pool, sharded.packing) == (None, None)
+    for block in map(BlockId, range(3)):
+        sharded.write(block, whole.read(block))
+    for part, heads in zip(parts, (slice(0, 2), slice(2, 4)), strict=True):
+        assert torch.equal(part, whole.data[:, :, :, heads])
+    sharded.copy(BlockId(2), BlockId(0))
+    sharded.join()
+    sharded.mark()
+    sharded.wait()
+    assert sharded.read(BlockId(0)) == whole.read(BlockId(2))
+    assert sharded.read(BlockId(1)) == whole.read(BlockId(1))
+    with pytest.raises(ValueError, match="a block has"):
+        sharded.write(BlockId(0), whole.read(BlockId(0))[:-1])
+
+
+def test_commands_are_read_as_they_were_written() -> None:
+    request = Request(request_id=RequestId("r"), prompt_token_ids=[1, 2, 3], block_table=[BlockId(4), BlockId(1)])
+    batch = host_batch([Chunk(request, 0, 3)], 2)
+    stream = io.BytesIO()
+    for command in (MakeCache(num_blocks=7, max_model_len=99, path="/x"), batch, CaptureDecodes()):
+        write_command(stream, command)
+    end = stream.tell()
+    stream.seek(0)
+    assert read_command(stream) == MakeCache(num_blocks=7, max_model_len=99, path="/x")
+    found = read_command(stream)
+    assert isinstance(found, HostBatch)
+    for field in dataclasses.fields(HostBatch):
+        np.testing.assert_array_equal(getattr(found, field.name), getattr(batch, field.name), strict=True)
+    assert read_command(stream) == CaptureDecodes()
+    assert read_command(stream) is None
+    cut = io.BytesIO(stream.getvalue()[: end // 2])
+    read_command(cut)
+    with pytest.raises(EOFError):
+        read_command(cut)
+
+
+def test_each_rank_wants_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    cpu, gpu, second = torch.device("cpu"), torch.device("cuda"), torch.device("cuda", 1)
+    assert [device_of_rank(second, rank) for rank in range(2)] == [torch.device("cuda", 1), torch.device("cuda", 2)]
+    assert device_of_rank(gpu, 0) == torch.device("cuda", 0)
+    assert device_of_rank(cpu, 1) == cpu
+    check_devices(gpu, 3)
+    check_devices(second, 2)
+    check_devices(cpu, 8)
+    for first, size in ((gpu, 4), (second, 3)):
+        with pytest.raises(UnsupportedModel, match="this machine has 3"):
+            check_devices(first, size)
+    with pytest.raises(UnsupportedModel, match="not on meta"):
+        check_devices(torch.device("meta"), 2)
 
 
 def test_sizes_that_do_not_divide_the_model(tmp_path: Path) -> None:
