@@ -95,6 +95,11 @@ class _OnlyLoops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._buffers = buffers
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """To skip it, torch would import its compiler first: a second, and 100 MB."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name
         if name in _VIEWS:
