@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,8 +41,7 @@ def sample(
 
     A request has one row, and one more for each of its drafts: the logits after it.
     """
-    # One that is not finite makes the sum so. Both in one tensor: there is one wait for the device.
-    best, finite = torch.stack((logits.argmax(-1), logits.sum(-1).isfinite().long())).tolist()
+    best, finite = _best_and_finite(logits)
     sampled, first = [], 0
     rows_scored: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)  # by how many of the best ones are wanted
     for request in requests:
@@ -56,8 +56,20 @@ def sample(
     return _with_logprobs(logits, requests, sampled, rows_scored) if rows_scored else sampled
 
 
+def _best_and_finite(logits: Tensor) -> tuple[list[int], list[bool]]:
+    """logits [R, V] -> the best token of each row, the first of equals; and whether all of the row is finite"""
+    if logits.device.type != "cpu":
+        # One that is not finite makes the sum so. Both in one tensor: there is one wait for the device.
+        found = torch.stack((logits.argmax(-1), logits.sum(-1).isfinite().long())).tolist()
+        return found[0], list(map(bool, found[1]))
+    rows = logits.numpy()  # ten times as fast as torch here; a NaN is greater than all, and less
+    best = rows.argmax(-1)
+    finite = np.isfinite(rows[np.arange(len(rows)), best]) & np.isfinite(rows.min(-1))
+    return best.tolist(), finite.tolist()
+
+
 def _choose(
-    raw: Tensor, best: list[int], finite: list[int], request: Request, drafts: Sequence[int],
+    raw: Tensor, best: list[int], finite: list[bool], request: Request, drafts: Sequence[int],
     mask: Tensor | InvalidRequest | None,
 ) -> Sampled:  # fmt: skip
     """raw [1 + K, V]. What goes wrong behind a kept draft is found again in the next step, where it comes first."""

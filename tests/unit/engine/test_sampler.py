@@ -107,6 +107,10 @@ def test_a_row_that_is_not_finite_says_so_and_harms_no_other(bad: float) -> None
     assert (first.token_ids, last.token_ids) == ((2,), (2,))
 
 
+def test_of_equal_ones_the_first_is_the_best() -> None:
+    assert sample(logits_of(1, 3, 3, 2), [request()])[0].token_ids == (1,)
+
+
 def test_the_draw_is_the_inverse_of_the_cumulative_distribution() -> None:
     probabilities = [0.1, 0.2, 0.3, 0.4]
     logits = torch.tensor(probabilities).log()
