@@ -16,6 +16,7 @@ COMMANDS = {
     "router": ("kvasir.bench.lab.router", "the router alone, beside the Rust routers of PyPI"),
     "preemption": ("kvasir.bench.lab.preemption", "out of blocks: compute again or keep on the host, by measured cost"),
     "itl": ("kvasir.bench.lab.itl", "prompts beside decoding: the time between two tokens, with and without a target"),
+    "step": ("kvasir.bench.lab.step", "a step of the engine on this CPU, beside what no step can be faster than"),
     "peers": ("kvasir.bench.lab.peers", "this engine beside others that are installed here, in turns"),
     "disaggregation": ("kvasir.bench.lab.disaggregation", "two nodes of one core each, or one of two cores"),
     "kernels": ("kvasir.bench.lab.kernels", "each Triton kernel beside what this GPU can do"),

@@ -1,0 +1,145 @@
+"""`kvasir bench step`: a step of the engine on this CPU, each figure as a share of its floor, measured in the same run.
+
+A decode step cannot be faster than reading weights, keys and values once, nor than its products at the speed of a
+large one; a prompt cannot be faster than its products. Forms of the weights take turns in every round. A run measures
+what it is asked to; what earlier runs found of other things stays in the folder, each with the floors of its own run.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from kvasir.bench.lab.kv_report import Quiet, machine
+from kvasir.bench.lab.step_profile import profile_steps
+from kvasir.bench.lab.step_report import Case, Floors, Measured, Work, floor_s, write_results
+from kvasir.cli.model import prepare_builtin_model
+from kvasir.engine.batch import BatchInputs, build_batch
+from kvasir.engine.blocks import BlockId
+from kvasir.engine.kv_cache import KVCache, kv_layout
+from kvasir.engine.models import read_model_config
+from kvasir.engine.models.loader import load_model
+from kvasir.engine.models.rope import rope_tables
+from kvasir.engine.request import Request, RequestId
+from kvasir.engine.step import Chunk
+from kvasir.kernels.linear import Quantization
+
+FORMS: dict[str, Quantization] = {"fp32": "none", "fp16": "fp16", "int8": "int8", "int4": "int4"}
+DECODES = tuple(Case(num_seqs, context, 1) for context in (128, 1024) for num_seqs in (1, 8, 16, 32))
+PREFILLS = (Case(1, 0, 512), Case(1, 0, 2000))
+_BLOCK_SIZE = 16
+_PROFILED = Case(16, 128, 1)  # that long it grows at most
+_CPU = torch.device("cpu")
+
+
+class StepLab:
+    """One checkpoint with its weights in each form, and one KV cache for all of them."""
+
+    def __init__(self, directory: Path, forms: list[str], cases: tuple[Case, ...]) -> None:
+        self.config = read_model_config(directory)
+        self.models = {
+            form: load_model(directory, replace(self.config, quantization=FORMS[form]), torch.float32, _CPU)
+            for form in forms
+        }
+        layout = kv_layout(self.config, _BLOCK_SIZE, torch.float32)
+        self.cache = KVCache(layout, max(case.num_seqs * _num_blocks(case) for case in (*cases, _PROFILED)), _CPU)
+        self.cache.data.fill_(0.01)
+        self._tables = rope_tables(
+            self.config.ropes, self.config.head_dim, max(case.end for case in (*cases, _PROFILED))
+        )
+        self.work = Work.of(self.config, layout.bytes_per_block / _BLOCK_SIZE)
+
+    def batch(self, case: Case) -> BatchInputs:
+        blocks = _num_blocks(case)
+        chunks = []
+        for s in range(case.num_seqs):
+            request = Request(
+                request_id=RequestId(str(s)),
+                prompt_token_ids=[5] * case.end,
+                block_table=[BlockId(s * blocks + i) for i in range(blocks)],
+            )
+            chunks.append(Chunk(request, case.context, case.num_tokens))
+        return build_batch(chunks, _BLOCK_SIZE, self._tables, _CPU)
+
+    def step(self, form: str, batch: BatchInputs) -> None:
+        """The model alone: hidden states, and the logits of each sequence's last token."""
+        model = self.models[form]
+        model.logits(model.forward(batch, self.cache.data)[batch.sampled_tokens])
+
+    def measure(self, case: Case, num_rounds: int, floors: Floors) -> list[Measured]:
+        batch = self.batch(case)
+        times_s: dict[str, list[float]] = {form: [] for form in self.models}
+        first = 1 if case.num_tokens == 1 else 0  # a step of decodes is recorded when it is first run
+        for _ in range(first + num_rounds):
+            for form, taken in times_s.items():
+                taken.append(_seconds(partial(self.step, form, batch)))
+        return [
+            Measured(case.name, form, statistics.median(taken[first:]), floor_s(self.work, form, floors, case), floors)
+            for form, taken in times_s.items()
+        ]
+
+
+def measure_floors() -> Floors:
+    """Medians, on the threads that torch computes on."""
+    source, a, b = torch.ones(64 << 20), torch.randn(2048, 2048), torch.randn(2048, 2048)
+    works: tuple[Callable[[], object], ...] = (source.sum, lambda: a @ b)
+    read_s, product_s = (statistics.median(_seconds(work) for _ in range(7)) for work in works)
+    return Floors(source.nbytes / read_s, 2 * 2048**3 / product_s)
+
+
+def _num_blocks(case: Case) -> int:
+    return -(-case.end // _BLOCK_SIZE)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started_s = time.perf_counter()
+    work()
+    return time.perf_counter() - started_s
+
+
+@torch.inference_mode()
+def measure_steps(lab: StepLab, cases: tuple[Case, ...], num_rounds: int, quiet: Quiet) -> list[Measured]:
+    found: list[Measured] = []
+    floors = measure_floors()
+    for case in cases:
+        quiet.look()
+        found += lab.measure(case, num_rounds, floors)
+        for one in found[-len(lab.models) :]:
+            print(one.line(), file=sys.stderr, flush=True)
+    return found
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="kvasir bench step", description=__doc__)
+    parser.add_argument("--model", type=Path, help="a directory; the built-in model by default")
+    parser.add_argument("--weights", nargs="+", default=list(FORMS), choices=list(FORMS), help="(default: all)")
+    parser.add_argument(
+        "--parts", nargs="+", default=["decode", "prefill", "profile"], choices=["decode", "prefill", "profile"],
+        help="of what (default: all)",
+    )  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder (default: %(default)s)")
+    options = parser.parse_args(argv)
+    cases = (DECODES if "decode" in options.parts else ()) + (PREFILLS if "prefill" in options.parts else ())
+    quiet = Quiet()
+    lab = StepLab(options.model or prepare_builtin_model(), options.weights, cases)
+    measured = measure_steps(lab, cases, options.rounds, quiet) if cases else []
+    profiles = []
+    if "profile" in options.parts:
+        quiet.look()
+        for form, model in lab.models.items():
+            profiles.append(profile_steps(form, model, lab.cache, _PROFILED.num_seqs, num_steps=60))
+            print(profiles[-1], file=sys.stderr, flush=True)
+    about = machine() | {"threads": torch.get_num_threads(), "busy_with_other_things": str(quiet)}
+    print(write_results(options.output, about, measured, profiles))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
