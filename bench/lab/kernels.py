@@ -1,12 +1,15 @@
 """`kvasir bench kernels`: each Triton kernel beside what this GPU's memory and tensor cores can do.
 
 The ceilings are measured in the same run: a large copy, and a large product in bfloat16. Each kernel is checked before
-it is timed. Without a GPU the table says so, and nothing else.
+it is timed; one that is wrong, or does not run, is named in the table and has no numbers, and the exit status is 1.
+Without a GPU the table says so, and nothing else. All of it takes less than ten minutes, with the tests or without.
 """
 
 import argparse
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -14,10 +17,13 @@ from pathlib import Path
 import torch
 
 from kvasir.bench.lab.kernel_cases import Case, all_cases
+from kvasir.bench.lab.kernel_tests import run_tests
 from kvasir.kernels import backend
 
 NOT_MEASURED = "not measured"
+FAILED = "failed"
 DEADLINE_S = 540  # cases that have not begun by then are left out, and the table says so
+TESTS_LIMIT_S = 270
 COPIED_BYTES = 4 << 30
 MATMUL_SIZE = 8192
 HEADER = ["kernel", "shape", "must move or do", "floor, us", "measured, us", "share", "wanted", "beside, us"]
@@ -87,41 +93,61 @@ def as_markdown(about: str, rows: list[list[str]]) -> str:
 
 
 def main(argv: list[str]) -> int:
+    started_s = time.monotonic()
     parser = argparse.ArgumentParser(prog="kvasir bench kernels", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder of kernels.md")
     parser.add_argument("--only", default="", help="kernels whose name begins so")
+    parser.add_argument("--tests", action="store_true", help="first the tests of kernels and engine on the GPU")
     options = parser.parse_args(argv)
     cases = [case for case in all_cases() if case.kernel.startswith(options.only)]
+    options.output.mkdir(parents=True, exist_ok=True)
+
+    def write(about: str, rows: list[list[str]]) -> None:
+        """After each case, so that a run that is cut short leaves what it has"""
+        rest = [[case.kernel, case.shape, *unmeasured(case)] for case in cases[len(rows) :]]
+        (options.output / "kernels.md").write_text(as_markdown(about, rows + rest), encoding="utf-8")
+
+    is_right = True
     if torch.cuda.is_available():
-        about, rows = measure_all(cases, "cuda")
+        passed, about = run_tests(TESTS_LIMIT_S) if options.tests else (True, "")
+        is_right = measure_all(cases, "cuda", started_s + DEADLINE_S, f" Tests: {about}." if about else "", write)
+        is_right = is_right and passed
     else:
         print("There is no CUDA GPU here: nothing is measured.", file=sys.stderr)
-        about, rows = "No GPU: not measured.", [[case.kernel, case.shape, *unmeasured(case)] for case in cases]
-    options.output.mkdir(parents=True, exist_ok=True)
-    text = as_markdown(about, rows)
-    (options.output / "kernels.md").write_text(text, encoding="utf-8")
-    print(text)
-    return 0
+        write("No GPU: not measured.", [])
+    print((options.output / "kernels.md").read_text(encoding="utf-8"))
+    return 0 if is_right else 1
 
 
-def measure_all(cases: list[Case], device: str) -> tuple[str, list[list[str]]]:
-    """AssertionError, with the table lost: a kernel is wrong, and then no time of it is of interest."""
-    started_s = time.monotonic()
+def measure_all(
+    cases: list[Case], device: str, deadline_s: float, tests: str, write: Callable[[str, list[list[str]]], None]
+) -> bool:
+    """Whether all that was measured was right"""
     backend.use("triton")
     ceilings = measure_ceilings(device)
-    rows = []
-    with torch.inference_mode():
-        for case in cases:
-            is_late = time.monotonic() - started_s > DEADLINE_S
-            cells = unmeasured(case) if is_late else measured(case, ceilings, device)
-            rows.append([case.kernel, case.shape, *cells])
-            print(f"{case.kernel}, {case.shape}: {cells[2]} us", file=sys.stderr, flush=True)
-            torch.cuda.empty_cache()
     about = (
         f"{torch.cuda.get_device_name()}, {date.today().isoformat()}, torch {torch.__version__}. "
         f"Copy {ceilings.copy_bytes_per_s / 1e12:.2f} TB/s, matmul {ceilings.matmul_flops_per_s / 1e12:.0f} TFLOP/s."
+        f"{tests}"
     )
-    return about, rows
+    rows: list[list[str]] = []
+    with torch.inference_mode():
+        for case in cases:
+            cells = unmeasured(case) if time.monotonic() > deadline_s else measured_or_failed(case, ceilings, device)
+            rows.append([case.kernel, case.shape, *cells])
+            write(about, rows)
+            print(f"{case.kernel}, {case.shape}: {cells[2]} us", file=sys.stderr, flush=True)
+            torch.cuda.empty_cache()
+    return not any(FAILED in row[2] for row in rows)
+
+
+def measured_or_failed(case: Case, ceilings: Ceilings, device: str) -> list[str]:
+    """Of a kernel that is wrong no time is of interest; the others' are."""
+    try:
+        return measured(case, ceilings, device)
+    except Exception as error:
+        traceback.print_exc()
+        return [f"{FAILED}: {type(error).__name__}", *[NOT_MEASURED] * 3, wanted_of(case), NOT_MEASURED]
 
 
 if __name__ == "__main__":

@@ -52,8 +52,11 @@ def decode_attention(
     assert kv_cache.is_contiguous()
     assert block_tables.stride(1) == 1
     padded = max(16, triton.next_power_of_2(head_dim))
-    tile = min(128, max(16, TILE_BYTES // padded // kv_cache.element_size()))
-    rows = min(MAX_ROWS, max(16, triton.next_power_of_2(num_tokens * group)))
+    # float32 has no tensor cores: a product takes so many registers that more threads share smaller tiles.
+    is_float32 = query.dtype == torch.float32
+    tile_bytes, max_rows, num_warps = (TILE_BYTES // 2, 16, 8) if is_float32 else (TILE_BYTES, MAX_ROWS, 4)
+    tile = min(128, max(16, tile_bytes // padded // kv_cache.element_size()))
+    rows = min(max_rows, max(16, triton.next_power_of_2(num_tokens * group)))
     target = triton.cdiv(device.num_processors(query) * PIECES_PER_PROCESSOR, num_kv_heads)
     max_pieces = target + num_sequences
     sums = query.new_empty(max_pieces, num_kv_heads, num_tokens * group, head_dim, dtype=torch.float32)
@@ -64,7 +67,8 @@ def decode_attention(
         query, kv_cache[:, layer], block_tables, seq_lens, sums, tops, totals,
         query.stride(0), kv_cache.stride(0), block_tables.stride(0), num_sequences, scale,
         # Of five stages, one reads block numbers, two read keys and values, and two compute.
-        SOFTCAP=softcap, B=block_size, ROWS=rows, DOT=device.dot_type(kv_cache), **schedule, num_warps=4, num_stages=5,
+        SOFTCAP=softcap, B=block_size, ROWS=rows, DOT=device.dot_type(kv_cache), **schedule,
+        num_warps=num_warps, num_stages=5,
     )  # fmt: skip
     _join_kernel[num_sequences * num_tokens, num_kv_heads * group](
         sums, tops, totals, seq_lens, out, out.stride(0), num_sequences, PIECES=16, **schedule, num_warps=4

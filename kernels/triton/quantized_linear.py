@@ -36,9 +36,8 @@ def quantized_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | N
     assert scales.is_contiguous()
     assert num_groups == 1 or group_size % 16 == 0, f"groups of {group_size}: a tile would cross their borders"
     out = torch.empty((num_tokens, num_outputs), dtype=x.dtype, device=x.device)
-    has_few = num_tokens <= _FEW_TOKENS
-    block_t = min(max(triton.next_power_of_2(num_tokens), 16), 128)
-    block_o, block_i, num_warps, num_stages = (32, 256, 4, 4) if has_few else (128, 64, 8, 3)
+    block_t, block_o, block_i, num_warps, num_stages = _tiling(num_tokens, x.dtype)
+    block_t = min(block_t, max(triton.next_power_of_2(num_tokens), 16))
     block_i = min(block_i, max(triton.next_power_of_2(num_inputs), 16))
     if num_groups > 1:
         block_i = min(block_i, group_size & -group_size)  # the largest power of two that divides a group
@@ -50,6 +49,13 @@ def quantized_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | N
         num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip
     return out
+
+
+def _tiling(num_tokens: int, dtype: torch.dtype) -> tuple[int, int, int, int, int]:
+    """Tokens at most, outputs, inputs, warps, stages: no register spills. float32 is for the cores without tensors."""
+    if dtype == torch.float32:
+        return (64, 32, 32, 4, 4) if num_tokens <= _FEW_TOKENS else (64, 64, 16, 8, 3)
+    return (64, 32, 256, 4, 4) if num_tokens <= _FEW_TOKENS else (128, 128, 64, 8, 3)
 
 
 @triton.jit
