@@ -23,10 +23,10 @@ def run_tests(limit_s: float, tests: Sequence[str] = TESTS, most_processes: int 
     # Compiling takes most of the time, and that is for the processors.
     num_processes = min(os.cpu_count() or 1, most_processes) if find_spec("xdist") else 1
     parallel = ["-n", str(num_processes)] if num_processes > 1 else []
-    environment = {"TRITON_INTERPRET": "0"} | os.environ
     process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *bare, *parallel, *tests], cwd=REPO, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True,
+        [sys.executable, "-m", "pytest", *bare, *parallel, *tests],
+        cwd=REPO, env=os.environ | {"TRITON_INTERPRET": "0"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, start_new_session=True,
     )  # fmt: skip
     try:
         output, _ = process.communicate(timeout=limit_s)
