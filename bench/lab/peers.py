@@ -3,7 +3,8 @@
 A peer is whatever is installed here, in an environment of its own; none comes with us. It is an OpenAI endpoint
 (NAME=http://...), or a command (NAME=COMMAND) with {workload} in it, which reads prompts from that file and prints a
 line of JSON for each batch (`peer_command.py` says how), or with {concurrency} in it, which prints "<number> tokens/s".
-Every round all contenders take their turn. Rounds are added to those of earlier runs in the folder.
+Every round all contenders take their turn. What a run finds is added to what earlier runs in the folder found, and as
+the prompts stay the same, so do the answers of transformers that all are compared with, once it has taken part.
 """
 
 import argparse
@@ -15,14 +16,13 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvasir.bench.lab.kv_report import Quiet, machine
 from kvasir.bench.lab.peers_http import measure_endpoint
-from kvasir.bench.lab.peers_report import Measurement, as_markdown
+from kvasir.bench.lab.peers_report import REFERENCE, Measurement, as_markdown
 
 VOCABULARY = range(1000, 40_000)  # plain tokens of the built-in model
 OURS = ("kvasir-fp32", "kvasir-fp16", "kvasir-int8", "transformers")
@@ -32,16 +32,17 @@ _LONGEST_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One batch for each concurrency: prompts that nobody has seen before."""
+    """One batch for each concurrency: the same prompts in every run."""
 
     concurrency: tuple[int, ...]
     input_len: int
     num_tokens: int
-    seed: int
 
     def batches(self) -> list[list[list[int]]]:
-        rng = random.Random(self.seed)
-        return [[rng.choices(VOCABULARY, k=self.input_len) for _ in range(count)] for count in self.concurrency]
+        return [self._batch(random.Random(count), count) for count in self.concurrency]
+
+    def _batch(self, rng: random.Random, count: int) -> list[list[int]]:
+        return [rng.choices(VOCABULARY, k=self.input_len) for _ in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,40 +87,39 @@ def run(command: str) -> str:
 
 @dataclass(slots=True)
 class Found:
-    """All rounds so far."""
+    """All rounds so far, of one shape of requests."""
 
+    shape: tuple[int, int]  # tokens in, tokens out
     measurements: list[Measurement] = field(default_factory=list)
-    num_rounds: int = 0
-    busy: list[float] = field(default_factory=list)  # with other things: the machine's share, before each round
+    reference: dict[int, list[list[int]]] = field(default_factory=dict)  # answers of transformers, by concurrency
+    busy: list[float] = field(default_factory=list)  # with other things: the machine's share, before each turn
 
     @classmethod
-    def read(cls, file: Path) -> "Found":
-        if not file.exists():
-            return cls()
-        earlier = json.loads(file.read_text())
+    def read(cls, file: Path, shape: tuple[int, int]) -> "Found":
+        """What other runs found for requests of this shape."""
+        earlier = json.loads(file.read_text()) if file.exists() else {}
+        if tuple(earlier.get("shape", ())) != shape:
+            return cls(shape)
         measurements = [Measurement(**one) for one in earlier["measurements"]]
-        return cls(measurements, earlier["num_rounds"], earlier.get("busy", []))
+        reference = {int(count): answers for count, answers in earlier["reference"].items()}
+        return cls(shape, measurements, reference, earlier["busy"])
 
-    def add_round(self, peers: Sequence[Peer], workload: Workload) -> None:
-        answers: dict[int, dict[str, list[list[int]] | list[str]]] = {}
-        for peer in peers:
-            for said in peer.measure(workload):
-                count = said["concurrency"]
-                answers.setdefault(count, {})[peer.name] = said.pop("token_ids", [])
-                self.measurements.append(
-                    Measurement(
-                        peer=peer.name,
-                        round=self.num_rounds,
-                        concurrency=count,
-                        tokens_per_s=said["tokens_per_s"],
-                        decode_tokens_per_s=said.get("decode_tokens_per_s"),
-                    )
-                )
-                print(self.measurements[-1].line(), file=sys.stderr)
-        for measurement in self.measurements:
-            if measurement.round == self.num_rounds:
-                measurement.compare(answers[measurement.concurrency])
-        self.num_rounds += 1
+    def take_turn(self, peer: Peer, workload: Workload) -> None:
+        for said in peer.measure(workload):
+            count, answers = said["concurrency"], said.get("token_ids", [])
+            if peer.name == REFERENCE:
+                self.reference[count] = answers
+            earlier = sum((one.peer, one.concurrency) == (peer.name, count) for one in self.measurements)
+            measurement = Measurement(
+                peer=peer.name,
+                round=earlier,
+                concurrency=count,
+                tokens_per_s=said["tokens_per_s"],
+                decode_tokens_per_s=said.get("decode_tokens_per_s"),
+            )
+            measurement.compare(answers, self.reference.get(count, []))
+            self.measurements.append(measurement)
+            print(measurement.line(), file=sys.stderr)
 
 
 def main(argv: list[str]) -> int:
@@ -137,19 +137,15 @@ def main(argv: list[str]) -> int:
     command = f"{shlex.quote(sys.executable)} -m kvasir.bench.lab.peer_command"
     peers = [Peer(name, f"{command} {name} {{workload}}") for name in options.ours] + options.peers
     file, quiet = options.output / "peers.json", Quiet()
-    found = Found.read(file)
+    found = Found.read(file, (options.input_len, options.output_len))
     quiet.shares = found.busy
     for _ in range(options.rounds):
-        quiet.look()
-        found.add_round(peers, Workload(options.concurrency, options.input_len, options.output_len, found.num_rounds))
+        for peer in peers:
+            quiet.look()
+            found.take_turn(peer, Workload(options.concurrency, *found.shape))
     about = machine() | {"busy_with_other_things": str(quiet)}
     options.output.mkdir(parents=True, exist_ok=True)
-    everything = {
-        "num_rounds": found.num_rounds,
-        "busy": found.busy,
-        "measurements": [asdict(one) for one in found.measurements],
-    }
-    file.write_text(json.dumps({"machine": about} | everything, indent=1) + "\n")
+    file.write_text(json.dumps({"machine": about} | asdict(found), separators=(",", ":")) + "\n")
     text = as_markdown(about, options.input_len, options.output_len, found.measurements)
     file.with_suffix(".md").write_text(text)
     print(text)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 REFERENCE = "transformers"
+_OURS = "kvasir-"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,11 +22,10 @@ class Measurement:
     num_equal: int | None = None  # answers that are the reference's in every token
     num_compared: int = 0
 
-    def compare(self, answers: Mapping[str, Sequence[Any]]) -> None:
-        own, reference = answers.get(self.peer), answers.get(REFERENCE)
-        if own and reference and len(own) == len(reference):
-            self.num_compared = len(own)
-            self.num_equal = sum(one == other for one, other in zip(own, reference, strict=True))
+    def compare(self, answers: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> None:
+        if answers and len(answers) == len(reference):
+            self.num_compared = len(answers)
+            self.num_equal = sum(one == other for one, other in zip(answers, reference, strict=True))
 
     def line(self) -> str:
         return f"round {self.round}  {self.peer}, {self.concurrency} at once: {self.tokens_per_s:.1f} tokens/s"
@@ -54,7 +54,44 @@ def as_markdown(about: Mapping[str, Any], input_len: int, output_len: int, measu
             cells = [_median([getattr(one, name) for one in own if one.concurrency == count]) for count in counts]
             lines.append(f"| {peer} | " + " | ".join([*cells, _agreement(own)]) + " |")
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_ratios(measurements, counts)])
+
+
+def _ratios(measurements: Sequence[Measurement], counts: Sequence[int]) -> list[str]:
+    """Each of ours beside the fastest of those whose answers agree no less than its own."""
+    rates: dict[tuple[str, int], float] = {}
+    for peer, count in {(one.peer, one.concurrency) for one in measurements}:
+        own = [one for one in measurements if (one.peer, one.concurrency) == (peer, count)]
+        known = [one.decode_tokens_per_s for one in own if one.decode_tokens_per_s is not None]
+        if known:
+            rates[peer, count] = statistics.median(known)
+    agreements = {peer: _share_of_equal([one for one in measurements if one.peer == peer]) for peer, _ in rates}
+    ours = list(dict.fromkeys(one.peer for one in measurements if one.peer.startswith(_OURS)))
+    lines = [
+        "Ours beside the fastest peer whose answers agree no less (decoding; above 1 is faster):",
+        "",
+        "| | " + " | ".join(f"{count} at once" for count in counts) + " |",
+        "|---|" + "---|" * len(counts),
+    ]
+    for name in ours:
+        cells = []
+        for count in counts:
+            others = [
+                (rate, peer)
+                for (peer, at), rate in rates.items()
+                if at == count and not peer.startswith(_OURS) and agreements[peer] >= agreements[name]
+            ]
+            rate, best = max(others, default=(0.0, ""))
+            mine = rates.get((name, count))
+            cells.append(f"{mine / rate:.2f} ({best})" if mine and best else "-")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def _share_of_equal(measurements: Sequence[Measurement]) -> float:
+    """Of the answers compared; of none: 0, for nothing is known of them."""
+    num_compared = sum(one.num_compared for one in measurements)
+    return sum(one.num_equal or 0 for one in measurements) / num_compared if num_compared else 0.0
 
 
 def _median(values: Sequence[float | None]) -> str:

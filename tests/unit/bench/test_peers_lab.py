@@ -11,7 +11,7 @@ from kvasir.bench.lab.peers import Found, Peer, Workload, _peer, main
 from kvasir.bench.lab.peers_report import as_markdown
 from tests.unit.bench.scripted_server import ScriptedServer
 
-WORKLOAD = Workload(concurrency=(1, 3), input_len=5, num_tokens=4, seed=0)
+WORKLOAD = Workload(concurrency=(1, 3), input_len=5, num_tokens=4)
 # Its tokens are the first ones of each prompt, plus argv[2] in the last answer of each batch.
 ECHO = """
 import json, sys
@@ -33,15 +33,25 @@ def echo(tmp_path: Path) -> str:
 
 
 def test_rates_and_agreement(echo: str) -> None:
-    found = Found()
-    peers = [Peer("transformers", f"{echo} 0 10"), Peer("other", f"{echo} 1 20")]
+    found = Found((5, 4))
+    peers = [Peer("transformers", f"{echo} 0 10"), Peer("other", f"{echo} 1 20"), Peer("kvasir-x", f"{echo} 1 30")]
+    peers.append(Peer("exact", f"{echo} 0 25"))
     for _ in range(2):
-        found.add_round(peers, WORKLOAD)
+        for peer in peers:
+            found.take_turn(peer, WORKLOAD)
     table = as_markdown({"cpu": "x"}, 5, 4, found.measurements)
     assert "Medians of 2 round(s)" in table
     assert "| transformers | 20.0 | 60.0 | 8 of 8 |" in table
     assert "| other | 40.0 | 120.0 | 4 of 8 |" in table, "of a batch of one none, of three two, twice"
     assert "| other | 20.0 | 60.0 | 4 of 8 |" in table, "from the prompts to the end"
+    assert "| kvasir-x | 1.20 (exact) | 1.20 (exact) |" in table
+
+
+def test_a_peer_that_agrees_less_is_no_rival(echo: str) -> None:
+    found = Found((5, 4))
+    for name, options in (("transformers", "0 10"), ("kvasir-x", "0 15"), ("fast", "1 100")):
+        found.take_turn(Peer(name, f"{echo} {options}"), WORKLOAD)
+    assert "| kvasir-x | 1.50 (transformers) |" in as_markdown({}, 5, 4, found.measurements)
 
 
 def test_a_command_for_each_concurrency(tmp_path: Path) -> None:
@@ -78,6 +88,12 @@ def test_rounds_are_added_to_those_of_earlier_runs(echo: str, tmp_path: Path) ->
     assert [one["round"] for one in written["measurements"]] == [0, 1]
     assert written["measurements"][0]["num_equal"] is None, "there is nothing to compare with"
     assert "| other | 40.0 | - |" in (tmp_path / "peers.md").read_text()
+    assert main([f"transformers={echo} 0 5", *argv]) == 0
+    assert main([f"other={echo} 0 10", *argv]) == 0
+    assert "| other | 40.0 | 2 of 2 |" in (tmp_path / "peers.md").read_text(), "the reference's answers are kept"
+    argv[argv.index("5")] = "6"
+    assert main([f"other={echo} 0 10", *argv]) == 0
+    assert len(json.loads((tmp_path / "peers.json").read_text())["measurements"]) == 1, "of another shape"
 
 
 @pytest.mark.parametrize("text", ["other", "=x {workload}", "other=", "other=./run"])
