@@ -1,29 +1,31 @@
-"""The layers' loops of a decode step, recorded once for each size of batch and then run as one, on a CPU.
+"""The layers' loops of a decode step, recorded once and then run as one for batches of any size, on a CPU.
 
-Called one by one from Python, the hundreds of small loops of a step take milliseconds more than what they do.
+Called one by one from Python, the hundreds of small loops of a step take milliseconds more than what they do; and
+recording them takes longer than some steps. So a recording has room for more tokens than the step it was made for, and
+is told how many there are.
 """
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from kvasir.engine.batch import BatchInputs
 from kvasir.kernels.backend import is_triton
 
 if TYPE_CHECKING:
-    from kvasir.kernels.cpu.recording import Buffers
+    from kvasir.kernels.cpu.recording import Buffers, Recording
 
-# Shapes: T tokens in this step, one a sequence  C hidden size  M blocks of the longest sequence
+# Shapes: T tokens in this step, one a sequence  R tokens that there is room for  C hidden size
+#   M blocks of the longest sequence  W as many, rounded up
 
 log = logging.getLogger(__name__)
 
-_MOST_TOKENS = 64
-_MOST_RECORDINGS = 64
+_LEAST_ROOM, _MOST_TOKENS = 8, 64
+_MOST_RECORDINGS = 32  # of different widths W: a model of 2 ** 20 tokens has 17
 
 Layers = Callable[[Tensor, Tensor, BatchInputs, Tensor], Tensor]  # hidden, residual, batch, kv_cache -> hidden
 
@@ -32,11 +34,11 @@ Layers = Callable[[Tensor, Tensor, BatchInputs, Tensor], Tensor]  # hidden, resi
 class _Recorded:
     """The memory that the recording reads and writes, and the recording."""
 
-    hidden: Tensor
-    residual: Tensor
-    batch: BatchInputs
-    out: Tensor
-    run: Callable[[], None]
+    hidden: Tensor  # [R, C]
+    residual: Tensor  # [R, C]
+    batch: BatchInputs  # of R sequences
+    out: Tensor  # [R, C]
+    recording: "Recording"
 
 
 class RecordedLayers:
@@ -50,53 +52,60 @@ class RecordedLayers:
         self._recordings: OrderedDict[tuple[Any, ...], _Recorded] = OrderedDict()
         self._buffers: Buffers | None = None
         self._is_recordable = True
+        self.num_recorded = 0  # so far
 
     def __call__(self, hidden: Tensor, residual: Tensor, batch: BatchInputs, kv_cache: Tensor) -> Tensor:
-        if not self._is_recordable or not _is_decode_on_cpu(residual, batch):
-            return self._layers(hidden, residual, batch, kv_cache)
-        batch = replace(batch, block_tables=_widened(batch.block_tables))
-        recorded = self._recorded(residual, batch, kv_cache)
+        recorded = self._recorded(residual, batch, kv_cache) if _is_decode_on_cpu(residual, batch) else None
         if recorded is None:
             return self._layers(hidden, residual, batch, kv_cache)
-        recorded.hidden.copy_(hidden)
-        recorded.residual.copy_(residual)
+        num_tokens = len(residual)
+        recorded.hidden[:num_tokens] = hidden
+        recorded.residual[:num_tokens] = residual
         _fill(recorded.batch, batch)
-        recorded.run()
-        residual.copy_(recorded.residual)
-        return recorded.out
-
-    @property
-    def num_recordings(self) -> int:
-        return len(self._recordings)
+        recorded.recording.run(num_tokens)
+        residual.copy_(recorded.residual[:num_tokens])
+        return recorded.out[:num_tokens]
 
     def _recorded(self, residual: Tensor, batch: BatchInputs, kv_cache: Tensor) -> _Recorded | None:
-        shapes = tuple(tuple(tensor.shape) for tensor in _tensors(batch))
-        key = (kv_cache.data_ptr(), *kv_cache.shape, batch.num_decodes, *shapes)
-        if key not in self._recordings:
-            recorded = self._record(residual, batch, kv_cache)
-            if recorded is None:
-                return None
-            self._recordings[key] = recorded
+        """One that has room for the batch; made where there is none."""
+        width = _power_of_two(batch.block_tables.shape[1])
+        key = (kv_cache.data_ptr(), kv_cache.dtype, *kv_cache.shape, width)
+        recorded = self._recordings.get(key)
+        if self._is_recordable and (recorded is None or len(recorded.residual) < len(residual)):
+            self._recordings.pop(key, None)  # its memory is free again
+            recorded = self._record(residual, batch, kv_cache, width)
+            if recorded is not None:
+                self._recordings[key] = recorded
             if len(self._recordings) > _MOST_RECORDINGS:
                 self._recordings.popitem(last=False)
-        self._recordings.move_to_end(key)
-        return self._recordings[key]
+        if recorded is not None:
+            self._recordings.move_to_end(key)
+        return recorded
 
-    def _record(self, residual: Tensor, batch: BatchInputs, kv_cache: Tensor) -> _Recorded | None:
+    def _record(self, residual: Tensor, batch: BatchInputs, kv_cache: Tensor, width: int) -> _Recorded | None:
         from kvasir.kernels.cpu.recording import Buffers, NotRecordable, Recording, record
 
         if self._buffers is None:
             self._buffers = Buffers()
-        hidden, own_residual = torch.zeros_like(residual), torch.zeros_like(residual)
-        own_batch = replace(batch, **{name: _map(torch.clone, value) for name, value in _inputs(batch).items()})
+        room = max(_power_of_two(len(residual)), _LEAST_ROOM)
+        hidden, own_residual = residual.new_zeros(2, room, residual.shape[1])
+        own_batch = _with_room(batch, room, width)
+        traces = []
         try:
-            with record(self._buffers) as steps:
-                out = self._layers(hidden, own_residual, own_batch, kv_cache)
+            for num_rows in (room - 1, room):
+                out = None  # its place is free for the next
+                few = _first(own_batch, num_rows)
+                with record(self._buffers, num_rows, room) as steps:
+                    out = self._layers(hidden[:num_rows], own_residual[:num_rows], few, kv_cache)
+                traces.append(steps)
+            recording = Recording(traces[1], with_one_less=traces[0])
         except NotRecordable as reason:
-            log.info("decode steps run loop by loop: the layers call %s", reason)
+            log.info("decode steps run loop by loop: %s", reason)
             self._is_recordable = False
             return None
-        return _Recorded(hidden, own_residual, own_batch, out, Recording(steps).run)
+        assert out is not None
+        self.num_recorded += 1
+        return _Recorded(hidden, own_residual, own_batch, out, recording)
 
 
 def _is_decode_on_cpu(residual: Tensor, batch: BatchInputs) -> bool:
@@ -105,35 +114,39 @@ def _is_decode_on_cpu(residual: Tensor, batch: BatchInputs) -> bool:
     return is_decode and num_tokens <= _MOST_TOKENS and residual.device.type == "cpu" and not is_triton(residual)
 
 
-def _inputs(batch: BatchInputs) -> dict[str, Any]:
-    """What holds tensors."""
-    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    return {name: value for name, value in values.items() if isinstance(value, (Tensor, tuple))}
+def _power_of_two(number: int) -> int:
+    """The next one, so that a step seldom needs a recording of its own."""
+    return 1 << max(number - 1, 0).bit_length()
 
 
-def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    return function(value) if isinstance(value, Tensor) else tuple(_map(function, one) for one in value)
+def _with_room(batch: BatchInputs, room: int, width: int) -> BatchInputs:
+    """Memory for what the layers read of a batch of `room` sequences."""
+    return replace(
+        batch,
+        ropes=tuple((cos.new_zeros(room, cos.shape[1]), sin.new_zeros(room, sin.shape[1])) for cos, sin in batch.ropes),
+        slot_mapping=batch.slot_mapping.new_zeros(room),
+        block_tables=batch.block_tables.new_zeros(room, width),
+        seq_lens=batch.seq_lens.new_zeros(room),
+    )
 
 
-def _tensors(batch: BatchInputs) -> list[Tensor]:
-    return list(_leaves(tuple(_inputs(batch).values())))
-
-
-def _leaves(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    else:
-        for one in value:
-            yield from _leaves(one)
-
-
-def _widened(block_tables: Tensor) -> Tensor:
-    """To a power of two columns, so that a step seldom has a shape of its own."""
-    width = block_tables.shape[1]
-    wanted = 1 << max(width - 1, 0).bit_length()
-    return torch.nn.functional.pad(block_tables, (0, wanted - width))
+def _first(batch: BatchInputs, num_sequences: int) -> BatchInputs:
+    """Views of the first ones."""
+    return replace(
+        batch,
+        num_decodes=num_sequences,
+        ropes=tuple((cos[:num_sequences], sin[:num_sequences]) for cos, sin in batch.ropes),
+        slot_mapping=batch.slot_mapping[:num_sequences],
+        block_tables=batch.block_tables[:num_sequences],
+        seq_lens=batch.seq_lens[:num_sequences],
+    )
 
 
 def _fill(own: BatchInputs, batch: BatchInputs) -> None:
-    for mine, given in zip(_tensors(own), _tensors(batch), strict=True):
-        mine.copy_(given)
+    num_sequences, num_blocks = batch.block_tables.shape
+    for mine, given in zip(own.ropes, batch.ropes, strict=True):
+        mine[0][:num_sequences] = given[0]
+        mine[1][:num_sequences] = given[1]
+    own.slot_mapping[:num_sequences] = batch.slot_mapping
+    own.block_tables[:num_sequences, :num_blocks] = batch.block_tables  # what lies behind is never looked at
+    own.seq_lens[:num_sequences] = batch.seq_lens

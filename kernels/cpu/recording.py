@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -59,19 +60,34 @@ def _aligned(size: int) -> memoryview:
 
 
 class Recording:
-    """Not for two threads at once. `run` does what the recorded launches would have done."""
+    """Not for two threads at once. `run` does what the recorded launches would have done.
 
-    def __init__(self, steps: threads.Steps) -> None:
+    with_one_less: the same loops in the same memory, recorded with one row less. The arguments that differ are the
+    number of rows, so that `run` can be told another one. NotRecordable: anything else differs.
+    """
+
+    def __init__(self, steps: threads.Steps, with_one_less: threads.Steps | None = None) -> None:
         self._loops = [loop for loop, _ in steps]  # they must live as long as their addresses are used
-        width = max(1 + len(arguments) for _, arguments in steps)
-        width = -(-width // _WORDS_OF_A_LINE) * _WORDS_OF_A_LINE
-        self._blocks = np.zeros((len(steps), width), np.int64)
-        for block, (_, arguments) in zip(self._blocks, steps, strict=True):
-            block[1 : 1 + len(arguments)] = arguments
+        self._blocks = _argument_blocks(steps)
+        self._places = np.empty(0, np.int64)  # in the flat blocks, of the number of rows
+        if with_one_less is not None:
+            self._places = self._find_rows(with_one_less)
         self._addresses = np.array([loop.address for loop in self._loops], np.int64)
         self._barrier = np.zeros(2 * _WORDS_OF_A_LINE, np.int64)
 
-    def run(self) -> None:
+    def _find_rows(self, with_one_less: threads.Steps) -> Any:
+        others = _argument_blocks(with_one_less)
+        if [loop for loop, _ in with_one_less] != self._loops or others.shape != self._blocks.shape:
+            raise NotRecordable("other loops for another number of rows")
+        places = np.flatnonzero(self._blocks != others)
+        most = self._blocks.ravel()[places]
+        if len(places) and not ((most == most[0]).all() and (others.ravel()[places] == most[0] - 1).all()):
+            raise NotRecordable("an argument that depends on the number of rows, and is another number")
+        return places
+
+    def run(self, num_rows: int | None = None) -> None:
+        if num_rows is not None:
+            self._blocks.ravel()[self._places] = num_rows  # a view: the blocks lie in one piece
         threads.launch(
             sequence.run, len(self._addresses), len(self._addresses), self._addresses.ctypes.data,
             self._blocks.ctypes.data, self._blocks.shape[1], self._barrier.ctypes.data,
@@ -79,21 +95,32 @@ class Recording:
         )  # fmt: skip
 
 
+def _argument_blocks(steps: threads.Steps) -> NDArray[np.int64]:
+    """[steps, words]: of each step its counter, then its arguments; whole cache lines."""
+    width = max(1 + len(arguments) for _, arguments in steps)
+    width = -(-width // _WORDS_OF_A_LINE) * _WORDS_OF_A_LINE
+    blocks = np.zeros((len(steps), width), np.int64)
+    for block, (_, arguments) in zip(blocks, steps, strict=True):
+        block[1 : 1 + len(arguments)] = arguments
+    return blocks
+
+
 @contextmanager
-def record(buffers: Buffers) -> Iterator[threads.Steps]:
+def record(buffers: Buffers, num_rows: int = 0, room: int = 0) -> Iterator[threads.Steps]:
     """Loops launched within are noted, and not run; tensors made within lie in `buffers`.
 
+    Those of `num_rows` rows have room for `room` rows: with less of them, they lie in the same place.
     NotRecordable: anything else was asked of torch, but for views.
     """
     steps: threads.Steps = []
-    with threads.noting(steps), _OnlyLoops(buffers):
+    with threads.noting(steps), _OnlyLoops(buffers, num_rows, room):
         yield steps
 
 
 class _OnlyLoops(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, buffers: Buffers) -> None:
+    def __init__(self, buffers: Buffers, num_rows: int, room: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._buffers = buffers
+        self._buffers, self._num_rows, self._room = buffers, num_rows, room
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -110,7 +137,10 @@ class _OnlyLoops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         like = (kwargs or {}).get("device") or (args[0].device if isinstance(args[0], Tensor) else "cpu")
         if torch.device(like).type != "cpu":
             raise NotRecordable(f"{name} on {like}")
-        return self._buffers.tensor(tuple(meta.shape), meta.dtype)  # a mode does not watch what it does itself
+        shape = tuple(meta.shape)  # a mode does not watch what it does itself
+        if self._room and shape[:1] == (self._num_rows,):
+            return self._buffers.tensor((self._room, *shape[1:]), meta.dtype)[: self._num_rows]
+        return self._buffers.tensor(shape, meta.dtype)
 
 
 def _yield_address() -> int:

@@ -55,6 +55,48 @@ def _compare(chain: Chain, num_tokens: int) -> None:
         torch.testing.assert_close(residual, expected_residual, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_recording_runs_for_any_number_of_rows(num_threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        chain, buffers, traces = Chain(), Buffers(), []
+        hidden, residual = torch.zeros(20, 64), torch.zeros(20, 64)
+        for num_rows in (19, 20):
+            out = None
+            with record(buffers, num_rows, 20) as steps:
+                out = chain.loops_alone(hidden[:num_rows], residual[:num_rows])
+            traces.append(steps)
+        recording = Recording(traces[1], with_one_less=traces[0])
+        assert out is not None
+        for num_rows in (20, 1, 13, 2, 20):
+            hidden.normal_()
+            residual.normal_()
+            before_it, behind = residual.clone(), out[num_rows:].clone()
+            expected = chain.loops_alone(hidden[:num_rows].clone(), before_it[:num_rows])
+            recording.run(num_rows)
+            assert torch.equal(out[:num_rows], expected)
+            assert torch.equal(residual, before_it), "rows behind them are left alone"
+            assert torch.equal(out[num_rows:], behind)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_loops_that_depend_on_the_number_of_rows_in_other_ways_are_refused() -> None:
+    chain, norm = Chain(), torch.rand(64)
+    hidden, residual = torch.zeros(20, 64), torch.zeros(20, 64)
+    with record(Buffers()) as longer:
+        chain.loops_alone(hidden, residual)
+    with record(Buffers()) as elsewhere:
+        chain.loops_alone(hidden[:19], residual[:19])
+    with pytest.raises(NotRecordable, match="another number"):
+        Recording(longer, with_one_less=elsewhere)
+    with record(Buffers()) as other:
+        rms_norm(hidden[:19], norm, 1e-5, residual[:19])
+    with pytest.raises(NotRecordable, match="other loops"):
+        Recording(longer, with_one_less=other)
+
+
 def test_memory_is_used_again_once_nobody_holds_it() -> None:
     buffers = Buffers()
     first = buffers.tensor((3, 5), torch.float32)

@@ -43,8 +43,31 @@ def test_recorded_steps_equal_the_others(tmp_path: Path, kind: str, is_recordabl
         assert torch.equal(plain, recorded)
         assert torch.equal(*residuals)
         assert torch.equal(*caches)
-    shapes = {(1, 1), (1, 2), (1, 16), (3, 2), (3, 4), (3, 16), (5, 8)}  # sequences, columns of the block tables
-    assert model._recorded.num_recordings == (len(shapes) if is_recordable else 0)
+    widths = {1, 2, 4, 8, 16}  # of block tables, rounded up: one recording each, with room for 8 sequences
+    assert model._recorded.num_recorded == (len(widths) if is_recordable else 0)
+
+
+SIZES = [1, 5, 9, 3, 16, 17, 1, 33, 64, 2, 65, 31, 8]  # rooms: 8, 16, 32, 64; no more than 64 sequences are recorded
+
+
+@torch.inference_mode()
+def test_a_batch_of_any_size_runs_from_what_was_recorded(tmp_path: Path) -> None:
+    """Batches change with each request that comes or goes; a recording for each size took as long as a step."""
+    save_checkpoint(tmp_path, "llama")
+    config = read_model_config(tmp_path)
+    model = load_model(tmp_path, config, torch.float32, CPU)
+    tables = rope_tables(config.ropes, config.head_dim, 64)
+    filled = torch.randn(KVCache(kv_layout(config, BLOCK_SIZE, torch.float32), 65 * BLOCKS_A_SEQUENCE, CPU).data.shape)
+    caches = filled.clone(), filled.clone()
+    for _ in range(2):
+        for num_seqs in SIZES:
+            chunks = [_next_token(s, 9 + s % 7) for s in range(num_seqs)]
+            batch = build_batch(chunks, BLOCK_SIZE, tables, CPU)
+            residual = torch.randn(num_seqs, config.hidden_size)
+            plain = model._through_layers(torch.zeros_like(residual), residual.clone(), batch, caches[0])
+            assert torch.equal(plain, model._recorded(torch.zeros_like(residual), residual, batch, caches[1]))
+            assert torch.equal(*caches)
+        assert model._recorded.num_recorded == 4
 
 
 @torch.inference_mode()
@@ -72,7 +95,7 @@ def test_layers_that_call_torch_run_as_they_are(tmp_path: Path) -> None:
     for _ in range(2):
         residual = torch.randn(1, 8)
         assert torch.equal(layers(torch.zeros(1, 8), residual, batch, torch.zeros(1)), residual * 2)
-    assert layers.num_recordings == 0
+    assert layers.num_recorded == 0
 
 
 def _next_token(s: int, context: int) -> Chunk:
