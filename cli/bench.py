@@ -17,6 +17,7 @@ COMMANDS = {
     "preemption": ("kvasir.bench.lab.preemption", "out of blocks: compute again or keep on the host, by measured cost"),
     "itl": ("kvasir.bench.lab.itl", "prompts beside decoding: the time between two tokens, with and without a target"),
     "step": ("kvasir.bench.lab.step", "a step of the engine on this CPU, beside what no step can be faster than"),
+    "start": ("kvasir.bench.lab.start", "how long a node takes from its start to serving, in parts"),
     "peers": ("kvasir.bench.lab.peers", "this engine beside others that are installed here, in turns"),
     "disaggregation": ("kvasir.bench.lab.disaggregation", "two nodes of one core each, or one of two cores"),
     "kernels": ("kvasir.bench.lab.kernels", "each Triton kernel beside what this GPU can do"),

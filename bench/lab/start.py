@@ -1,0 +1,110 @@
+"""`kvasir bench start`: how long a node with the built-in model takes from its start to serving, in parts.
+
+Each kind of node is started again and again, with compiled loops in the cache; and once, if asked to, without any.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kvasir.bench.lab.kv_report import Quiet, machine
+from kvasir.cli.model import prepare_builtin_model
+
+# What a node says when a part of its start is over.
+MARKS = {"imports": "loading ", "model": "KV cache of ", "servers": " node serves on "}
+KINDS: dict[str, list[str]] = {
+    "prefill": ["prefill"],
+    "decode": ["decode"],
+    "decode, fp16": ["decode", "--quantization", "fp16"],
+    "decode, int8": ["decode", "--quantization", "int8"],
+    "decode, int4": ["decode", "--quantization", "int4"],
+}
+_LONGEST_S = 110.0
+
+
+def start_node(model: Path, role: str, options: Sequence[str], environment: Mapping[str, str]) -> dict[str, float]:
+    """Seconds of each part. RuntimeError with the last lines of its log: it ended, or took too long."""
+    command = [sys.executable, "-m", f"kvasir.{role}_node", "--model", str(model), "--listen", "127.0.0.1:0"]
+    command += ["--metrics-port", "0", *options]
+    started_s = time.perf_counter()
+    parts_s: dict[str, float] = {}
+    lines: list[str] = []
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**environment}
+    ) as node:
+        deadline = threading.Timer(_LONGEST_S, node.kill)
+        deadline.start()
+        try:
+            assert node.stdout is not None
+            for line in node.stdout:
+                lines.append(line)
+                for part, mark in MARKS.items():
+                    if mark in line and part not in parts_s:
+                        parts_s[part] = time.perf_counter() - started_s - sum(parts_s.values())
+                if len(parts_s) == len(MARKS):
+                    return parts_s
+        finally:
+            deadline.cancel()
+            node.terminate()
+    raise RuntimeError(f"the {role} node did not come to serve:\n{''.join(lines[-5:])}")
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="kvasir bench start", description=__doc__)
+    parser.add_argument("--model", type=Path, help="a directory; the built-in model by default")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), help="(default: all)")
+    parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
+    parser.add_argument("--cold", action="store_true", help="also once with nothing compiled yet")
+    parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder (default: %(default)s)")
+    options = parser.parse_args(argv)
+    model, quiet = options.model or prepare_builtin_model(), Quiet()
+    rows: list[tuple[str, list[dict[str, float]]]] = [(kind, []) for kind in options.kinds]
+    for round_ in range(1 + options.rounds):
+        for kind, starts in rows:
+            role, *own = KINDS[kind]
+            quiet.look()
+            starts.append(start_node(model, role, own, os.environ))
+            print(f"round {round_} {kind}: {sum(starts[-1].values()):.2f} s", file=sys.stderr, flush=True)
+    for _, starts in rows:
+        del starts[0]  # it may have had to read files, or to compile
+    if options.cold:
+        with tempfile.TemporaryDirectory() as empty:
+            role, *own = KINDS[options.kinds[0]]
+            cold = start_node(model, role, own, os.environ | {"NUMBA_CACHE_DIR": empty})
+            rows.append((f"{options.kinds[0]}, nothing compiled", [cold]))
+    text = as_markdown(machine() | {"busy_with_other_things": str(quiet)}, rows)
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / "start.md").write_text(text)
+    print(text)
+    return 0
+
+
+def as_markdown(about: Mapping[str, object], rows: Sequence[tuple[str, Sequence[Mapping[str, float]]]]) -> str:
+    lines = [
+        "# From start to serving",
+        "",
+        ", ".join(f"{name} {value}" for name, value in about.items()),
+        "",
+        "Seconds from the start of a node's process, with the files in memory; medians. Imports: until it begins to",
+        "load. Model: weights read and packed, the KV cache's memory touched, loops loaded from their cache, a first",
+        "step of each kind. Servers: until it serves.",
+        "",
+        f"| node | starts | {' | '.join(MARKS)} | all |",
+        "|---|---:|" + "---:|" * (len(MARKS) + 1),
+    ]
+    for kind, starts in rows:
+        parts = [statistics.median(start[part] for start in starts) for part in MARKS]
+        whole = statistics.median(sum(start.values()) for start in starts)
+        lines.append(f"| {kind} | {len(starts)} | {' | '.join(f'{s:.2f}' for s in parts)} | {whole:.2f} |")
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
