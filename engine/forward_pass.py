@@ -51,6 +51,8 @@ class ForwardPass:
     @torch.inference_mode()
     def capture_decodes(self, max_num_seqs: int, num_drafts: int, capture: Capture) -> None:
         """From now on, steps of decodes alone are replayed. Takes a fraction of a second for each captured size."""
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
         self._graphs = DecodeGraphs(
             lambda batch: self._model.forward(batch, self._kv_cache), self._rope_tables,
             captured_sizes(max_num_seqs), self._max_blocks, self._device, capture, 1 + num_drafts,

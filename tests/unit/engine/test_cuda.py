@@ -14,6 +14,7 @@ from kvasir.engine.cuda_memory import kv_budget_bytes, profile_memory
 from kvasir.engine.kv_cache import KVCache, kv_layout
 from kvasir.engine.model_runner import ModelRunner
 from kvasir.engine.models.llama import LlamaForCausalLM
+from kvasir.engine.step import Chunk, StepPlan
 from kvasir.kernels import backend
 from tests.unit.engine.forward import generate, greedy_request
 
@@ -43,13 +44,15 @@ def test_a_decode_step_of_the_bench_is_checked_on_a_cpu_too() -> None:
     assert prepared.amount == 4 * (2 * layer + 64 * 32) + 3 * 21 * 2 * 2 * 16 * 4
 
 
-def runner_on(device: torch.device, dtype: torch.dtype, captures: bool) -> tuple[ModelRunner, KVCache]:
+def runner_on(
+    device: torch.device, dtype: torch.dtype, captures: bool, num_drafts: int = 0
+) -> tuple[ModelRunner, KVCache]:
     model = random_model(CONFIG, dtype, device)
     kv_cache = KVCache(kv_layout(CONFIG, BLOCK_SIZE, dtype), NUM_BLOCKS, device)
     runner = ModelRunner(model, kv_cache, MAX_LEN)
     if captures:
         assert can_be_captured(CONFIG, kv_cache.data)
-        runner.capture_decodes(6, CudaCapture())
+        runner.capture_decodes(6, CudaCapture(), num_drafts)
     return runner, kv_cache
 
 
@@ -76,6 +79,25 @@ def test_triton_equals_torch(device: torch.device) -> None:
 def test_replayed_steps_equal_the_others(device: torch.device) -> None:
     tokens = [outputs(runner_on(device, torch.float32, captures)[0]) for captures in (False, True)]
     assert tokens[0] == tokens[1]
+
+
+@pytest.mark.gpu
+def test_replayed_drafts_equal_the_others(device: torch.device) -> None:
+    """Sequences with 0 to 3 drafts, of which the first are what the model would say."""
+    found = []
+    for captures in (False, True):
+        runner, kv_cache = runner_on(device, torch.float32, captures, num_drafts=3)
+        requests = [
+            greedy_request(str(i), list(range(9 * i, 9 * i + 30 * i + 1)), 5, 64 * i, BLOCK_SIZE) for i in range(4)
+        ]
+        generate(runner, requests, chunk_size=100)
+        for i, request in enumerate(requests):
+            said = request.output_token_ids
+            request.output_token_ids, request.draft_token_ids = said[:2], [*said[2:4], 7][:i]
+        chunks = [Chunk(one, one.num_tokens - 1, 1 + i, i) for i, one in enumerate(requests)]
+        found.append(runner.execute(StepPlan(tuple(chunks))))
+        assert [len(sampled.token_ids) for sampled in found[-1].values()] == [1, 2, 3, 3]
+    assert found[0] == found[1]
 
 
 @pytest.mark.gpu
