@@ -86,10 +86,9 @@ def test_replayed_drafts_equal_the_others(device: torch.device) -> None:
     """Sequences with 0 to 3 drafts, of which the first are what the model would say."""
     found = []
     for captures in (False, True):
-        runner, kv_cache = runner_on(device, torch.float32, captures, num_drafts=3)
-        requests = [
-            greedy_request(str(i), list(range(9 * i, 9 * i + 30 * i + 1)), 5, 64 * i, BLOCK_SIZE) for i in range(4)
-        ]
+        runner, _ = runner_on(device, torch.float32, captures, num_drafts=3)
+        prompts = [list(range(9 * i, 39 * i + 1)) for i in range(4)]
+        requests = [greedy_request(str(i), prompt, 5, 64 * i, BLOCK_SIZE) for i, prompt in enumerate(prompts)]
         generate(runner, requests, chunk_size=100)
         for i, request in enumerate(requests):
             said = request.output_token_ids
