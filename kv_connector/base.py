@@ -15,7 +15,7 @@ All methods run on the node's event loop. They raise `KVTransferError` for what 
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NewType, Protocol
+from typing import Literal, NamedTuple, NewType, Protocol
 
 from kvasir.engine.blocks import BlockId, KVLayout
 
@@ -46,8 +46,7 @@ class Ticket:
     stored_as: str = ""  # stores: the sender's form, part of its blocks' keys; empty: exact, in the receiver's dtype
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockHeader:
+class BlockHeader(NamedTuple):
     """Says what a payload is."""
 
     kv_identity: bytes
@@ -60,8 +59,7 @@ class BlockHeader:
     codec: str = CODEC_NONE
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     header: bytes
     payload: memoryview  # of bytes, contiguous
 

@@ -5,7 +5,7 @@
 The header is covered by a checksum of its own, so that a flipped bit is a damaged header, and not another epoch.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import xxhash
 
@@ -22,8 +22,7 @@ FORMAT_VERSION = 1
 _PREFIX_BYTES = len(MAGIC) + 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class Expected(NamedTuple):
     """What a block must be, to be taken for the one that is wanted."""
 
     kv_identity: bytes
@@ -65,20 +64,29 @@ def verify(frame: Frame, expected: Expected) -> BlockHeader:
 
 def check_header(header: BlockHeader, expected: Expected) -> None:
     """Everything that is known before the payload is there: a size that its layout cannot need is refused by then."""
-    checks = (
-        (MissReason.IDENTITY, header.kv_identity == expected.kv_identity, header.kv_identity),
-        (MissReason.LAYOUT, is_convertible(header.layout, expected.layout), header.layout),
-        (MissReason.KEY, header.key == expected.key, header.key),
-        (MissReason.TOKENS, header.num_tokens == expected.num_tokens, header.num_tokens),
-        (MissReason.CODEC, header.codec in CODECS, header.codec),
-        (MissReason.EPOCH, expected.sender_epoch in (None, header.sender_epoch), header.sender_epoch),
-    )
-    for reason, is_right, found in checks:
-        if not is_right:
-            text = found.hex() if isinstance(found, bytes) else found
-            raise BadFrame(reason, f"{reason.value} is {text}, wanted {expected}")
+    wrong = _first_difference(header, expected)
+    if wrong is not None:
+        reason, found = wrong
+        text = found.hex() if isinstance(found, bytes) else found
+        raise BadFrame(reason, f"{reason.value} is {text}, wanted {expected}")
     if header.payload_bytes not in payload_sizes(header.codec, header.layout):
         raise BadFrame(MissReason.TRUNCATED, f"no {header.codec} payload has {header.payload_bytes} bytes")
+
+
+def _first_difference(header: BlockHeader, expected: Expected) -> tuple[MissReason, object] | None:
+    if header.kv_identity != expected.kv_identity:
+        return MissReason.IDENTITY, header.kv_identity
+    if not is_convertible(header.layout, expected.layout):
+        return MissReason.LAYOUT, header.layout
+    if header.key != expected.key:
+        return MissReason.KEY, header.key
+    if header.num_tokens != expected.num_tokens:
+        return MissReason.TOKENS, header.num_tokens
+    if header.codec not in CODECS:
+        return MissReason.CODEC, header.codec
+    if expected.sender_epoch not in (None, header.sender_epoch):
+        return MissReason.EPOCH, header.sender_epoch
+    return None
 
 
 def check_payload(header: BlockHeader, payload: memoryview) -> None:

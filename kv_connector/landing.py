@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.kv_connector.base import BlockHeader, BlockKey, BlockMemory, Frame
@@ -46,8 +47,7 @@ class TransferResult:
     overlapped_s: float  # the part of it before the sender had published its last block
 
 
-@dataclass(frozen=True, slots=True)
-class Landed:
+class Landed(NamedTuple):
     is_exact: bool
     num_bytes: int  # as it travelled
     sender_epoch: str

@@ -23,7 +23,7 @@ class ConnectorSettings:
     advertise_host: str = ""  # where others reach this node, if not at `listen_host`
     secret: str = field(default="", repr=False)  # the cluster's; required off loopback
     encryption: bool = False  # by CURVE, with keys derived from the secret; the same on all nodes
-    window_bytes: int = 8 << 20  # asked for and not yet taken in, per pair of nodes
+    window_bytes: int = 16 << 20  # asked for and not yet taken in, per pair of nodes
 
     # redis
     redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False)  # may hold a password

@@ -38,7 +38,7 @@ class TcpConnector:
 
     async def open(self, source: BlockSource, max_payload_bytes: int) -> None:
         self._max_payload_bytes = max_payload_bytes
-        self._server = TcpServer(self._context, source, self._keys, self._encryption)
+        self._server = TcpServer(self._context, source, max_payload_bytes, self._keys, self._encryption)
         self._port = self._server.bind(self._settings.listen_host, self._settings.listen_port)
 
     async def close(self) -> None:

@@ -19,7 +19,6 @@ from zmq.utils.monitor import parse_monitor_message
 from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector import tcp_protocol as protocol
 from kvasir.kv_connector.base import BlockKey, Frame, TransferId
-from kvasir.kv_connector.header import MAX_HEADER_BYTES
 from kvasir.kv_connector.tcp_socket import LoopSocket
 
 _HANDSHAKE_TIMEOUT_S = 2.0
@@ -58,10 +57,12 @@ class Link:
         self._unanswered: dict[int, asyncio.Queue[Reply] | None] = {}  # None: forgotten
         self._is_settled = asyncio.Event()  # welcome, or lost
         self._raw = context.socket(zmq.DEALER)
-        protocol.configure(self._raw, max(max_payload_bytes, MAX_HEADER_BYTES + _HEAD_BYTES), address.startswith("["))
+        max_reply_bytes = protocol.max_reply_bytes(max_payload_bytes)
+        protocol.configure(self._raw, max_reply_bytes, address.startswith("["))
         protocol.guard_receiver(self._raw, keys, is_encrypted)
         self._raw.set(zmq.RECONNECT_IVL, -1)
-        self._raw.set(zmq.RCVHWM, 2 * window)  # whatever a sender does, no more than this is buffered here
+        max_unread = 2 * window * max_payload_bytes // max_reply_bytes  # whatever a sender does
+        self._raw.set(zmq.RCVHWM, max(max_unread, 2))
         monitor_address = f"inproc://kv-link-{next(_link_numbers)}"
         events = functools.reduce(operator.or_, _LOST)
         self._monitor = LoopSocket(self._raw.get_monitor_socket(events, monitor_address), self._see)
@@ -148,10 +149,13 @@ class Link:
     def _take(self, message: list[zmq.Frame]) -> None:
         head = message[0].bytes
         word, rest = head[:1], head[1:]
-        if word == protocol.BLOCK and len(message) % 2 == 0:
-            self._take_blocks(message)
+        if word == protocol.BLOCK and len(message) == 2 and len(head) >= _HEAD_BYTES:
+            number = int.from_bytes(head[len(protocol.BLOCK) : _HEAD_BYTES], "little")
+            self._answer(number, Frame(head[_HEAD_BYTES:], message[1].buffer))
+        elif word == protocol.TRAY and len(message) == 2:
+            self._take_tray(rest, message[1].buffer)
         elif word == protocol.ABSENT and len(message) == 1 and len(head) == _HEAD_BYTES:
-            self._answer(head, None)
+            self._answer(int.from_bytes(rest, "little"), None)
         elif word == protocol.CHALLENGE and len(message) == 1:
             self._prove(rest)
         elif word == protocol.WELCOME and self._has_proved:
@@ -161,13 +165,13 @@ class Link:
         else:
             self._lose(f"it sent {head[:16]!r} in {len(message)} frames")
 
-    def _take_blocks(self, message: list[zmq.Frame]) -> None:
-        heads = [frame.bytes for frame in message[::2]]
-        if not all(len(head) >= _HEAD_BYTES and head.startswith(protocol.BLOCK) for head in heads):
-            self._lose("it sent blocks that have no number")
+    def _take_tray(self, entries: bytes, payloads: memoryview) -> None:
+        blocks = protocol.parse_tray(entries, payloads)
+        if blocks is None:
+            self._lose("it sent a tray that is not what its entries say")
             return
-        for head, payload in zip(heads, message[1::2], strict=True):
-            self._answer(head, Frame(head[_HEAD_BYTES:], payload.buffer))
+        for number, frame in blocks:
+            self._answer(number, frame)
 
     def _prove(self, challenge: bytes) -> None:
         sender_nonce, proof = challenge[: protocol.NONCE_BYTES], challenge[protocol.NONCE_BYTES :]
@@ -177,8 +181,7 @@ class Link:
         self._has_proved = True
         self.say(protocol.ANSWER + self._nonce + self._keys.proof(protocol.RECEIVER, self._nonce, sender_nonce))
 
-    def _answer(self, head: bytes, frame: Frame | None) -> None:
-        number = int.from_bytes(head[len(protocol.BLOCK) : _HEAD_BYTES], "little")
+    def _answer(self, number: int, frame: Frame | None) -> None:
         if number not in self._unanswered:
             return  # a duplicate
         replies = self._unanswered.pop(number)

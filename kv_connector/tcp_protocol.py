@@ -7,11 +7,12 @@
                                                <--  WELCOME
     FETCH number transfer keys                 -->
                                                <--  BLOCK number header | payload   for each key, numbered from `number`
+                                               <--  TRAY entries | payloads         the same of several small blocks
                                                <--  ABSENT number                   instead of it
     RELEASE transfer, or KEEP_ALIVE transfer   -->
 
 A message is one frame, which begins with its word; a block's payload is a frame of its own, so that it is not copied.
-Several blocks may come in one message, one after the other: where they are small, a message costs more than a block.
+Small blocks are copied, one after the other into a tray that travels as one frame: a message costs more than they do.
 What is refused is answered by REFUSED.
 
 Before all that, ZeroMQ's own handshake lets in nobody who does not know the secret, so that strangers are dropped
@@ -23,6 +24,7 @@ encryption nothing hides or signs what follows.
 import functools
 import hashlib
 import hmac
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +32,7 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
-from kvasir.kv_connector.base import BlockKey, TransferId
+from kvasir.kv_connector.base import MAX_HEADER_BYTES, BlockKey, Frame, TransferId
 
 HELLO = b"H"
 CHALLENGE = b"C"
@@ -39,6 +41,7 @@ WELCOME = b"W"
 REFUSED = b"X"
 FETCH = b"F"
 BLOCK = b"B"
+TRAY = b"T"
 ABSENT = b"N"
 RELEASE = b"R"
 KEEP_ALIVE = b"K"
@@ -50,6 +53,11 @@ MAX_REQUEST_BYTES = 2048  # of one frame on its way to a sender
 MAX_KEYS_A_REQUEST = 48
 MAX_TRANSFER_ID_BYTES = 255
 MAX_REQUESTS_PER_PEER = 256  # blocks lent to one connection, and asked for by it
+SMALL_BYTES = 128 << 10  # where no payload is larger, blocks travel by trays
+TRAY_BYTES = 512 << 10
+_ENTRY = struct.Struct(
+    f"<{NUMBER_BYTES}sHI"
+)  # a block's number, and the lengths of its header, which follows, and of its payload
 
 _HEARTBEAT_MS = 500
 _HEARTBEAT_TIMEOUT_MS = 2000
@@ -137,6 +145,31 @@ def parse_fetch(request: bytes) -> tuple[int, TransferId, list[BlockKey]] | None
     keys = [BlockKey(request[at : at + KEY_BYTES]) for at in range(end, len(request), KEY_BYTES)]
     transfer_id = TransferId(request[start:end].decode(errors="replace"))
     return int.from_bytes(request[:NUMBER_BYTES], "little"), transfer_id, keys
+
+
+def entry(number: bytes, frame: Frame) -> bytes:
+    """Of one block on a tray."""
+    return _ENTRY.pack(number, len(frame.header), frame.payload.nbytes) + frame.header
+
+
+def parse_tray(entries: bytes, payloads: memoryview) -> list[tuple[int, Frame]] | None:
+    """Each block's number and frame; None if that is not what they are."""
+    blocks: list[tuple[int, Frame]] = []
+    at = start = 0
+    while at + _ENTRY.size <= len(entries):
+        number, header_bytes, payload_bytes = _ENTRY.unpack_from(entries, at)
+        at += _ENTRY.size + header_bytes
+        end = start + payload_bytes
+        blocks.append((int.from_bytes(number, "little"), Frame(entries[at - header_bytes : at], payloads[start:end])))
+        start = end
+    return blocks if at == len(entries) and start == payloads.nbytes else None
+
+
+def max_reply_bytes(max_payload_bytes: int) -> int:
+    """Of one frame on its way to a receiver."""
+    if max_payload_bytes <= SMALL_BYTES:
+        return TRAY_BYTES
+    return max(max_payload_bytes, len(BLOCK) + NUMBER_BYTES + MAX_HEADER_BYTES)
 
 
 def number(value: int) -> bytes:

@@ -4,17 +4,19 @@
                     |
                     +--> answered ABSENT               not there, or the receiver has asked for too many
 
-Bounded for each receiver (`MAX_REQUESTS_PER_PEER`: asked for and lent) and in total (`_MAX_LENT`: lent).
+Bounded for each receiver (`MAX_REQUESTS_PER_PEER`: asked for and lent) and in total (`_MAX_LENT`: lent). Small blocks
+are lent by way of a few trays, into which they are copied; where all trays are on their way, one by one as large ones.
 """
 
 import asyncio
 import hmac
 import logging
 import os
+import weakref
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 
@@ -30,14 +32,13 @@ _NUM_PEERS_REMEMBERED = 1024
 _MAX_LENT = 2048
 _MAX_UNREAD = 1024  # replies to one receiver; of blocks there are fewer
 _BYTES_A_TURN = 1 << 20  # lent before it is the event loop's turn
-_BYTES_A_REPLY = 192 << 10  # blocks that are smaller share a message until it has so many
+_NUM_TRAYS = 16
 _LOOPBACK_BUFFER_BYTES = 256 << 10  # what both ends copy through stays in the processor's cache
 _POLL_S = 0.005  # how soon it is seen that zmq has let go of a block
 _CLOSE_TIMEOUT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(NamedTuple):
     peer: bytes
     number: bytes
     transfer_id: TransferId
@@ -46,13 +47,25 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Loan:
-    request: _Request
-    tracker: zmq.MessageTracker
+    """Over when the view is gone, which zmq holds for as long as it reads it."""
+
+    requests: list[_Request]
+    view: "weakref.ref[memoryview]"
+    tray: memoryview | None
+
+    @property
+    def is_over(self) -> bool:
+        return self.view() is None
 
 
 class TcpServer:
     def __init__(
-        self, context: "zmq.Context[zmq.Socket[Any]]", source: BlockSource, keys: protocol.Keys, is_encrypted: bool
+        self,
+        context: "zmq.Context[zmq.Socket[Any]]",
+        source: BlockSource,
+        max_payload_bytes: int,
+        keys: protocol.Keys,
+        is_encrypted: bool,
     ) -> None:
         self._context = context
         self._source = source
@@ -62,6 +75,10 @@ class TcpServer:
         self._known: OrderedDict[bytes, None] = OrderedDict()  # peers that have shown that they know the secret
         self._queue: deque[_Request] = deque()
         self._loans: list[_Loan] = []
+        self._num_lent = 0  # blocks
+        self._max_payload_bytes = max_payload_bytes
+        num_trays = _NUM_TRAYS if max_payload_bytes <= protocol.SMALL_BYTES else 0
+        self._trays = [memoryview(bytearray(protocol.TRAY_BYTES)) for _ in range(num_trays)]  # that are free
         self._num_held: Counter[bytes] = Counter()  # by each peer: queued or lent
         self._has_loans = asyncio.Event()
         self._next_lending: asyncio.Handle | None = None
@@ -104,7 +121,7 @@ class TcpServer:
             await asyncio.sleep(_POLL_S)
             self._take_back()
         if self._loans:
-            log.error("zmq still holds %d blocks; they are not reused", len(self._loans))
+            log.error("zmq still holds %d blocks; they are not reused", self._num_lent)
 
     # Requests.
 
@@ -163,14 +180,15 @@ class TcpServer:
     def _keep_alive(self, peer: bytes, transfer: bytes) -> None:
         self._source.keep_alive(TransferId(transfer.decode(errors="replace")))
 
-    def _send(self, peer: bytes, *reply: bytes | memoryview) -> list[zmq.MessageTracker]:
-        """Never waits: who does not read, or has gone, gets nothing. Returns what follows the frames that are lent."""
+    def _send(self, peer: bytes, *reply: bytes | memoryview) -> bool:
+        """Never waits: who does not read, or has gone, gets nothing."""
         try:
-            return self._socket.send(peer, *reply)
+            self._socket.send(peer, *reply)
         except zmq.ZMQError as error:
             log.debug("a reply found no taker: %s", error)
             self._known.pop(peer, None)
-            return []
+            return False
+        return True
 
     def _nonce(self, peer: bytes) -> bytes:
         """Of this connection and this process; zmq gives each connection a name of its own."""
@@ -182,48 +200,67 @@ class TcpServer:
         if self._next_lending is not None:
             self._next_lending.cancel()
             self._next_lending = None
+        if self._loans and not self._trays:
+            self._take_back()
         num_bytes = 0
-        while self._queue and len(self._loans) < _MAX_LENT:
+        while self._queue and self._num_lent < _MAX_LENT:
             if num_bytes >= _BYTES_A_TURN:
                 self._next_lending = asyncio.get_running_loop().call_soon(self._lend)
                 return
-            num_bytes += self._lend_message(self._queue[0].peer)
+            num_bytes += self._lend_tray(self._trays.pop()) if self._trays else self._lend_one()
 
-    def _lend_message(self, peer: bytes) -> int:
-        """What this peer, the next one, has asked for, one block or several small ones; how many bytes it took."""
-        lent: list[_Request] = []
-        frames: list[bytes | memoryview] = []
-        num_bytes = 0
-        while self._queue and self._queue[0].peer == peer and num_bytes < _BYTES_A_REPLY:
-            if len(self._loans) + len(lent) >= _MAX_LENT:
+    def _lend_one(self) -> int:
+        """The next block; how many bytes it has."""
+        request = self._queue.popleft()
+        frame = self._borrow(request)
+        if frame is None:
+            return 0
+        self._lend_view([request], protocol.BLOCK + request.number + frame.header, memoryview(frame.payload))
+        return frame.payload.nbytes
+
+    def _lend_tray(self, tray: memoryview) -> int:
+        """As many blocks as find room, of those that the peer whose turn it is has asked for next."""
+        peer, entries, num_bytes = self._queue[0].peer, [protocol.TRAY], 0
+        requests: list[_Request] = []
+        while self._queue and self._queue[0].peer == peer and num_bytes <= tray.nbytes - self._max_payload_bytes:
+            if self._num_lent + len(requests) >= _MAX_LENT:
                 break
             request = self._queue.popleft()
             frame = self._borrow(request)
-            if frame is None:
-                self._let_go(request)
-                self._send(peer, protocol.ABSENT + request.number)
-                continue
-            lent.append(request)
-            frames += (protocol.BLOCK + request.number + frame.header, frame.payload)
-            num_bytes += frame.payload.nbytes
-        if not lent:
-            return 0
-        trackers = self._send(peer, *frames)
-        self._loans += map(_Loan, lent, trackers)
-        self._has_loans.set()
-        for request in lent[len(trackers) :]:
-            self._source.give_back(request.transfer_id, request.key)
-            self._let_go(request)
+            if frame is not None:
+                requests.append(request)
+                entries.append(protocol.entry(request.number, frame))
+                tray[num_bytes : num_bytes + frame.payload.nbytes] = frame.payload
+                num_bytes += frame.payload.nbytes
+        if requests:
+            self._lend_view(requests, b"".join(entries), tray[:num_bytes], tray)
+        else:
+            self._trays.append(tray)
         return num_bytes
 
+    def _lend_view(
+        self, requests: list[_Request], head: bytes, view: memoryview, tray: memoryview | None = None
+    ) -> None:
+        loan = _Loan(requests, weakref.ref(view), tray)
+        self._num_lent += len(requests)
+        if self._send(requests[0].peer, head, view):
+            self._loans.append(loan)
+            self._has_loans.set()
+        else:
+            self._end(loan)
+
     def _borrow(self, request: _Request) -> Frame | None:
-        if request.peer not in self._known:
-            return None
-        try:
-            return self._source.borrow(request.transfer_id, request.key)
-        except Exception:  # a bug of ours must not end the service of all others
-            log.exception("a block could not be lent")
-            return None
+        """None, and the peer has been told, if it cannot be had."""
+        frame = None
+        if request.peer in self._known:
+            try:
+                frame = self._source.borrow(request.transfer_id, request.key)
+            except Exception:  # a bug of ours must not end the service of all others
+                log.exception("a block could not be lent")
+        if frame is None:
+            self._let_go(request)
+            self._send(request.peer, protocol.ABSENT + request.number)
+        return frame
 
     def _let_go(self, request: _Request) -> None:
         self._num_held[request.peer] -= 1
@@ -243,8 +280,16 @@ class TcpServer:
             self._socket.look()  # zmq lets go of a lost peer's messages only when it is called
 
     def _take_back(self) -> None:
-        done = [loan for loan in self._loans if loan.tracker.done]
-        self._loans = [loan for loan in self._loans if not loan.tracker.done]
-        for loan in done:
-            self._let_go(loan.request)
-            self._source.give_back(loan.request.transfer_id, loan.request.key)
+        over = [loan for loan in self._loans if loan.is_over]
+        if over:
+            self._loans = [loan for loan in self._loans if not loan.is_over]
+        for loan in over:
+            self._end(loan)
+
+    def _end(self, loan: _Loan) -> None:
+        if loan.tray is not None:
+            self._trays.append(loan.tray)
+        self._num_lent -= len(loan.requests)
+        for request in loan.requests:
+            self._let_go(request)
+            self._source.give_back(request.transfer_id, request.key)

@@ -7,6 +7,7 @@ from typing import Any
 import zmq
 
 _MESSAGES_A_TURN = 16  # then it is the event loop's turn
+_POLLIN = int(zmq.POLLIN)
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # an enum's arithmetic costs as much as a call
 
 
@@ -15,6 +16,7 @@ class LoopSocket:
 
     def __init__(self, socket: "zmq.Socket[Any]", on_message: Callable[[list[zmq.Frame]], None]) -> None:
         self._socket = socket
+        self._socket.copy_threshold = 0  # a lent frame is never copied, however small: what is on its way is counted
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(socket.get(zmq.FD))
@@ -22,25 +24,15 @@ class LoopSocket:
         self._loop.add_reader(self._descriptor, self._read)
         self.look()
 
-    def send(self, *frames: bytes | memoryview) -> list[zmq.MessageTracker]:
-        """One message. A memoryview in it is lent, not copied, and its tracker says when the socket has let go of it.
+    def send(self, *frames: bytes | memoryview) -> None:
+        """One message. A memoryview in it is lent, not copied: that very object is kept for as long as the socket reads
+        what it shows, so that a weak reference to it tells when that is over.
 
-        Raises zmq.ZMQError instead of waiting: what does not fit now is not sent, and nothing of it is lent. Where a
-        socket ends in the middle of a message, there are fewer trackers: the later frames have not been lent.
+        Raises zmq.ZMQError instead of waiting: what does not fit now is not sent, and nothing of it is lent.
         """
-        trackers: list[zmq.MessageTracker] = []
-        try:
-            for left, frame in enumerate(frames, 1 - len(frames)):
-                flags = _MORE if left else _NOBLOCK
-                if isinstance(frame, bytes):
-                    self._socket.send(frame, flags)
-                else:
-                    trackers.append(self._socket.send(frame, flags, copy=False, track=True))
-        except zmq.ZMQError:
-            if not trackers:
-                raise
+        for left, frame in enumerate(frames, 1 - len(frames)):
+            self._socket.send(frame, _MORE if left else _NOBLOCK, copy=isinstance(frame, bytes))
         self.look()
-        return trackers
 
     def look(self) -> None:
         """Soon. A socket's descriptor tells of news once only, and not if a call has come across them in passing."""
@@ -60,13 +52,10 @@ class LoopSocket:
             self._next_look.cancel()
             self._next_look = None
         for _ in range(_MESSAGES_A_TURN):
-            if self._socket.closed:
+            if self._socket.closed or not int(self._socket.get(zmq.EVENTS)) & _POLLIN:
                 return
-            try:
-                message = [self._socket.recv(_NOBLOCK, copy=False)]
-                while message[-1].more:  # a message comes whole, or not at all
-                    message.append(self._socket.recv(_NOBLOCK, copy=False))
-            except zmq.Again:
-                return
+            message = [self._socket.recv(_NOBLOCK, copy=False)]
+            while message[-1].more:  # a message comes whole, or not at all
+                message.append(self._socket.recv(_NOBLOCK, copy=False))
             self._on_message(message)
         self.look()

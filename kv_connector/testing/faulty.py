@@ -87,7 +87,7 @@ async def _strike(fault: Fault, frame: Frame | None, last: Frame | None) -> Asyn
     elif fault.kind in _OTHER_BYTES:
         yield _OTHER_BYTES[fault.kind](frame, last)
     elif fault.kind in _OTHER_HEADER:
-        yield Frame(pack(replace(unpack(frame.header), **_OTHER_HEADER[fault.kind](frame))), frame.payload)
+        yield Frame(pack(unpack(frame.header)._replace(**_OTHER_HEADER[fault.kind](frame))), frame.payload)
     else:
         yield frame
     if fault.kind == "duplicate":

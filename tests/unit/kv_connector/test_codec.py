@@ -424,7 +424,7 @@ def test_any_compressors_frame_of_a_plane_is_read(frame: bytes) -> None:
 def test_a_size_that_no_block_has_is_refused_by_the_header_alone() -> None:
     for codec in CODECS:
         for num_bytes in (0, payload_sizes(codec, SMALL)[0] - 1, payload_sizes(codec, SMALL)[-1] + 1, 2**63):
-            header = replace(header_of(codec, memoryview(b""), SMALL), payload_bytes=num_bytes)
+            header = header_of(codec, memoryview(b""), SMALL)._replace(payload_bytes=num_bytes)
             with pytest.raises(BadFrame) as caught:
                 verify(Frame(pack(header), memoryview(b"")), expected_by(SMALL))
             assert caught.value.reason is MissReason.TRUNCATED

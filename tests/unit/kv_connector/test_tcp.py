@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 import zmq
@@ -126,7 +127,7 @@ async def test_a_frame_that_is_too_large_ends_the_connection_and_not_the_node() 
 
 
 async def test_a_sender_of_larger_blocks_is_a_miss() -> None:
-    async with asyncio.timeout(DEADLINE_S), pairs_of(SETTINGS)(LARGE, SMALL) as pair:
+    async with asyncio.timeout(DEADLINE_S), pairs_of(SETTINGS)(replace(LARGE, num_layers=24), SMALL) as pair:
         assert await fetch_all(pair) == (0, 1, 2, 3)
         assert pair.receiver.metrics.misses == {MissReason.PEER_LOST: 4}  # cut off before a byte of it is stored
 
@@ -162,7 +163,7 @@ async def test_what_zmq_has_let_go_of_does_not_count_before_it_is_collected(monk
             await socket.send(protocol.fetch(start, ticket.transfer_id, keys[start : start + 4]))
             for _ in range(4):
                 assert (await socket.recv_multipart())[0][:1] == protocol.BLOCK
-            await until(lambda: sum(not loan.tracker.done for loan in server._loans) <= 4)
+            await until(lambda: sum(not loan.is_over for loan in server._loans) <= 4)
         monkeypatch.undo()
         node.sender.abort(ticket.transfer_id)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 import zmq
@@ -14,6 +15,9 @@ from kvasir.kv_connector.testing import LARGE, Node, Pair, open_node, random_key
 from tests.unit.kv_connector.test_tcp import DEADLINE_S, SETTINGS, fetch_all, shake_hands, stranger
 
 NUM_BLOCKS = 40
+
+
+MEDIUM = replace(LARGE, num_layers=2)  # 48 KiB: by trays
 
 
 async def ask_for_all(socket: zmq.asyncio.Socket, ticket: Ticket, keys: list[BlockKey]) -> None:
@@ -84,3 +88,43 @@ async def test_receivers_that_vanish_while_they_wait_are_forgotten(monkeypatch: 
         node.sender.abort(ticket.transfer_id)
         await until(lambda: node.sender.num_leased_blocks == 0)
         assert await fetch_all(Pair(node, other)) == ()
+
+
+async def test_who_does_not_read_keeps_trays_from_nobody_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While all trays are on their way to one who does not read, small blocks are lent one by one."""
+    monkeypatch.setattr(tcp_server, "_NUM_TRAYS", 2)
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        open_node(SETTINGS, MEDIUM, num_blocks=64) as node,
+        open_node(SETTINGS, MEDIUM, num_blocks=64, seed=2) as other,
+    ):
+        server = node.connector._server  # type: ignore[union-attr]
+        async with stranger(node, max_unread=1) as idle:
+            ticket, keys = await publish(node)
+            await shake_hands(idle)
+            for _ in range(2 * protocol.MAX_REQUESTS_PER_PEER // NUM_BLOCKS):
+                await ask_for_all(idle, ticket, keys)
+            await until(lambda: server._num_lent > 0 and not server._trays)
+            assert await fetch_all(Pair(node, other)) == ()
+            assert node.sender.num_borrowed_blocks <= protocol.MAX_REQUESTS_PER_PEER + 4  # the other one's
+        node.sender.abort(ticket.transfer_id)
+        await until(lambda: node.sender.num_leased_blocks == 0)
+        assert len(server._trays) == 2
+
+
+@pytest.mark.parametrize("num_trays", [0, 1, 16])
+async def test_small_blocks_come_by_trays_or_without(num_trays: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_server, "_NUM_TRAYS", num_trays)
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        open_node(SETTINGS, MEDIUM, num_blocks=64) as node,
+        open_node(SETTINGS, MEDIUM, num_blocks=64, seed=2) as other,
+    ):
+        pair, keys = Pair(node, other), random_keys(NUM_BLOCKS)
+        ticket = pair.ticket()
+        await node.sender.publish(ticket, pair.outgoing(keys))
+        transfer = pair.start(ticket, keys)
+        transfer.progress(NUM_BLOCKS, committed=True)
+        assert (await transfer.done()).missing == ()
+        assert all(pair.is_equal(index) for index in range(NUM_BLOCKS))
+        await until(lambda: node.sender.num_leased_blocks == 0)

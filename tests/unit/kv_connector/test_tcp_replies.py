@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kvasir.kv_connector import tcp_protocol as protocol
-from kvasir.kv_connector.base import Endpoint
+from kvasir.kv_connector.base import Endpoint, Frame
 from kvasir.kv_connector.incoming import TransferResult
 from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.settings import ConnectorSettings
@@ -86,6 +86,12 @@ def exchange_payloads(messages: list[Message]) -> list[Message]:
     return [(one, other_payload), (other, one_payload)]
 
 
+def on_a_tray(message: Message) -> Message:
+    head, payload = message
+    frame = Frame(head[HEAD:], memoryview(payload))
+    return protocol.TRAY + protocol.entry(head[1:HEAD], frame), payload
+
+
 REFUSED: dict[str, tuple[int, Change, dict[MissReason, int]]] = {
     "exchanged": (2, exchange, {MissReason.KEY: 2}),
     "payloads exchanged": (2, exchange_payloads, {MissReason.CHECKSUM: 2}),
@@ -109,7 +115,8 @@ HARMLESS: dict[str, tuple[int, Change]] = {
     "late": (5, lambda held: held),
     "in another order": (5, lambda held: held[::-1]),
     "twice": (1, lambda held: held * 2),
-    "in one message": (5, lambda held: [tuple(frame for message in held for frame in message)]),
+    "on a tray": (1, lambda held: [on_a_tray(held[0])]),
+    "on a tray, one that nobody asked for": (1, lambda held: [on_a_tray((protocol.BLOCK + b"\xff" * 8, b"")), *held]),
     "again much later": (5, lambda held: [*held, *held]),
     "asked for by nobody": (1, lambda held: [(protocol.BLOCK + b"\xff" * 8, b"x" * 1000)] * 300 + held),
 }
@@ -126,8 +133,14 @@ NONSENSE: dict[str, Change] = {
     "too large": lambda held: [(held[0][0], held[0][1] * 2)],
     "one frame": lambda held: [held[0][:1]],
     "three frames": lambda held: [(*held[0], b"")],
-    "a second block without a number": lambda held: [(*held[0], protocol.BLOCK, held[0][1])],
-    "a second block that is none": lambda held: [(*held[0], protocol.ABSENT + bytes(8), held[0][1])],
+    "no number": lambda held: [(protocol.BLOCK, held[0][1])],
+    "two blocks": lambda held: [held[0] * 2],
+    "a tray without entries": lambda held: [(protocol.TRAY, held[0][1])],
+    "a tray with half an entry": lambda held: [(on_a_tray(held[0])[0][:5], held[0][1])],
+    "a tray with a header cut short": lambda held: [(on_a_tray(held[0])[0][:-1], held[0][1])],
+    "a tray with a payload cut short": lambda held: [(on_a_tray(held[0])[0], held[0][1][:-1])],
+    "a tray with a byte too many": lambda held: [(on_a_tray((held[0][0], held[0][1][:-1]))[0], held[0][1])],
+    "a tray alone": lambda held: [on_a_tray(held[0])[:1]],
     "unknown word": lambda held: [(b"?",)],
     "nothing": lambda held: [(b"",)],
     "refusal": lambda held: [(protocol.REFUSED,)],
