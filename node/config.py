@@ -58,7 +58,9 @@ class NodeConfig(ServiceConfig):
 
     device: str = Field(default="cpu", description="cpu, cuda, cuda:1, ...")
     tensor_parallel_size: int = Field(
-        default=1, gt=0, description="Processes that compute the model together; on CPUs."
+        default=1,
+        gt=0,
+        description="Processes that compute the model together; each on a GPU of its own, from `device` on.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Literal["none", "fp16", "int8", "int4", "fp8"] = Field(
