@@ -4,7 +4,8 @@
     ContinueDecode (first token) ----------------------------------+
                                                                    +--> all landed or given up: joins the batch
 
-Blocks that do not come are computed here, as any other uncomputed tokens.
+Blocks that do not come are computed here, as any other uncomputed tokens. Where there is a store, it is asked before a
+prompt without a ticket is computed, and before what a lost sender has promised is.
 """
 
 import asyncio
@@ -33,6 +34,7 @@ from kvasir.node.node import Node
 from kvasir.node.outbox import Outbox
 from kvasir.node.parts import NodeParts
 from kvasir.node.session import Session
+from kvasir.node.stored_prompts import StoredPrompts
 from kvasir.proto import common_pb2, decode_pb2
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,7 @@ class DecodeRequest(InFlight):
     num_published: int = 0  # what the sender's progress said before that
     is_committed: bool = False
     aborted_because: str | None = None
+    first_missing: int = 0  # block, at admission
     patience: asyncio.TimerHandle | None = None
     fetched: set[int] = field(default_factory=set)  # full blocks that came from elsewhere
 
@@ -59,6 +62,7 @@ class DecodeNode(Node[DecodeRequest]):
         self._admission_timeout_s = admission_timeout_s
         self._writes_back = writes_back
         super().__init__(parts)
+        self._stored = StoredPrompts(self.receiver, parts.kv_identity, self.limits.block_size, self._compute_s)
         self._reserve_blocks = self.limits.num_blocks // _WRITE_BACK_SHARE
         self.write_back = WriteBack(
             self.sender, self.release_blocks, self.spawn, self._is_short_of_blocks, max(1, self._reserve_blocks)
@@ -78,7 +82,7 @@ class DecodeNode(Node[DecodeRequest]):
         self.check_open()
         self._check_room(message.request)
         ticket = self._ticket_of(message)
-        awaits = {"continue"} if ticket is None else {"blocks", "continue"}
+        awaits = {"blocks", "continue"} if ticket is not None or self.parts.connector.is_store else {"continue"}
         entry = self.in_flight.begin(DecodeRequest, session, message.handle, message.request, awaits=awaits)
         entry.ticket = ticket
         for one in entry.sequences:
@@ -149,7 +153,7 @@ class DecodeNode(Node[DecodeRequest]):
             return
         entry.aborted_because = message.reason or "the sender is gone"
         if entry.transfer is not None:
-            entry.transfer.abort(entry.aborted_because)
+            self._no_more_promises(entry, entry.transfer, entry.aborted_because)
 
     # --- what the engine says --------------------------------------------------------------------------------------
 
@@ -158,7 +162,10 @@ class DecodeNode(Node[DecodeRequest]):
             entry.patience.cancel()
         if not admitted.is_again:
             outbox.to(entry.session).admitted.append(wire.admitted_to_proto(admitted))
+        entry.first_missing = min(admitted.missing, default=0)
         if entry.ticket is None:
+            if self.parts.connector.is_store:
+                self.spawn(self._fetch_stored(entry, admitted))
             return
         wanted = wanted_blocks(entry.ticket, admitted, self.parts.kv_identity, self.limits.block_size)
         on_block = partial(self.engine.block_loaded, entry.request_id)
@@ -168,7 +175,7 @@ class DecodeNode(Node[DecodeRequest]):
         else:
             entry.transfer.progress(entry.num_published, entry.is_committed)
             if entry.aborted_because is not None:
-                entry.transfer.abort(entry.aborted_because)
+                self._no_more_promises(entry, entry.transfer, entry.aborted_because)
         self.spawn(self._finish_transfer(entry, entry.transfer, admitted, wanted))
 
     def on_computed(self, entry: DecodeRequest | None, computed: ComputedBlocks) -> None:
@@ -217,6 +224,40 @@ class DecodeNode(Node[DecodeRequest]):
         rate = stats.prefill_tokens_per_s or slowest_rate
         return 2 * num_tokens / rate if rate else None
 
+    async def _fetch_stored(self, entry: DecodeRequest, admitted: Admitted) -> None:
+        """For a prompt that is computed here. However it ends, the engine is told."""
+        request = entry.request
+        wanted: list[WantedBlock] = []
+        try:
+            keys = self._stored.keys(request, request.num_tokens_at_arrival)
+            num_leading = entry.first_missing + await self._stored.num_leading(keys[entry.first_missing :])
+            if self.in_flight.get(entry.request_id) is entry:
+                wanted = self._stored.wanted(admitted, keys[:num_leading])
+                request.num_awaited_tokens = num_leading * self.limits.block_size  # the rest was never elsewhere
+        finally:
+            if not wanted:
+                self.loading_done(entry.request_id)
+        if wanted:
+            on_block = partial(self.engine.block_loaded, entry.request_id)
+            entry.transfer = self.receiver.fetch_stored(wanted, on_block, self._compute_s)
+            await self._finish_transfer(entry, entry.transfer, admitted, wanted)
+
+    def _no_more_promises(self, entry: DecodeRequest, transfer: IncomingTransfer, reason: str) -> None:
+        """The sender is gone. Others may have stored the same blocks."""
+
+        async def look_in_store() -> None:
+            try:
+                keys = self._stored.keys(entry.request, entry.request.num_tokens_at_arrival)
+                first = max(entry.num_published, entry.first_missing)
+                transfer.progress(first + await self._stored.num_leading(keys[first:]))
+            finally:
+                transfer.abort(reason)
+
+        if self.parts.connector.is_store:
+            self.spawn(look_in_store())
+        else:
+            transfer.abort(reason)
+
     async def _finish_transfer(
         self, entry: DecodeRequest, transfer: IncomingTransfer, admitted: Admitted, wanted: list[WantedBlock]
     ) -> None:
@@ -226,14 +267,14 @@ class DecodeNode(Node[DecodeRequest]):
             lost = set(result.missing)
             full = (block.index for block in wanted if block.num_tokens == self.limits.block_size)
             entry.fetched.update(index for index in full if index not in lost)
-            self._note_stored(entry, admitted, lost)
+            self._note_stored(entry, lost)
         finally:
             self.loading_done(entry.request_id)
         if self.in_flight.get(entry.request_id) is not entry or admitted.is_again:
             return
         entry.session.tell(common_pb2.StepOutput(transfers=[self._report(entry, admitted, wanted, result)]))
 
-    def _note_stored(self, entry: DecodeRequest, admitted: Admitted, lost: set[int]) -> None:
+    def _note_stored(self, entry: DecodeRequest, lost: set[int]) -> None:
         """What the engine may ask for once more, if it has to take the request's blocks away; and what that costs.
 
         The engine's thread reads it: of this request not before `loading_done`, and a float is always whole.
@@ -242,8 +283,7 @@ class DecodeNode(Node[DecodeRequest]):
             return  # a peer lets go of what has been fetched
         block_size = self.limits.block_size
         request = entry.request
-        num_asked = request.num_stored_tokens if admitted.is_again else request.num_tokens_at_arrival
-        num_blocks = min(lost, default=num_asked // block_size)
+        num_blocks = min(lost, default=request.num_awaited_tokens // block_size)
         request.num_stored_tokens = num_blocks * block_size
         rate = self.receiver.rates.of(self.parts.connector.name).rate
         if rate is not None:

@@ -15,20 +15,21 @@ from functools import partial
 from typing import Any
 
 from kvasir.common.errors import InvalidRequest, Overloaded
-from kvasir.common.hashing import block_hashes, root_hash
+from kvasir.common.hashing import BlockHash
 from kvasir.common.metrics import Sample
 from kvasir.engine import wire
 from kvasir.engine.blocks import num_blocks_for
 from kvasir.engine.request import FinishReason
 from kvasir.engine.step import Admitted, ComputedBlocks
 from kvasir.kv_connector.base import BlockKey
-from kvasir.kv_connector.incoming import IncomingTransfer, WantedBlock
+from kvasir.kv_connector.incoming import IncomingTransfer
 from kvasir.kv_connector.wire import ticket_from_proto
 from kvasir.node.in_flight import InFlight
 from kvasir.node.node import Node
 from kvasir.node.outbox import Outbox
 from kvasir.node.parts import NodeParts
 from kvasir.node.session import Session
+from kvasir.node.stored_prompts import StoredPrompts
 from kvasir.prefill_node.admission import Holdings, refusal
 from kvasir.prefill_node.handoff import Handoff
 from kvasir.proto import common_pb2, prefill_pb2
@@ -50,6 +51,7 @@ class PrefillNode(Node[PrefillRequest]):
         self._max_num_queued_tokens = max_num_queued_tokens
         self._handoffs: dict[tuple[Session, int], Handoff] = {}
         super().__init__(parts)
+        self._stored = StoredPrompts(self.receiver, parts.kv_identity, self.limits.block_size, self._compute_s)
 
     def actions(self) -> dict[str, Callable[[Session, Any], None]]:
         return {"start": self._start, "cancel": self._cancel_or_release, "release": self._release}
@@ -158,16 +160,10 @@ class PrefillNode(Node[PrefillRequest]):
     async def _look_up_and_submit(self, entry: PrefillRequest) -> None:
         """Only what would have to be computed here is looked up; the last token always is."""
         try:
-            request, block_size = entry.request, self.limits.block_size
-            root = root_hash(self.parts.kv_identity, request.cache_salt)
-            hashes = block_hashes(root, request.token_ids[: request.num_tokens - 1], block_size)
-            num_cached = self.mirror.num_leading(hashes)
-            keys = [BlockKey(block_hash) for block_hash in hashes]
-            if request.is_scoring:  # all of it must be computed
-                keys = []
-            num_stored = await self.receiver.lookup(keys[num_cached:]) if len(keys) > num_cached else 0
-            if num_stored and not self.receiver.is_worth_fetching(num_stored, self._compute_s(num_stored * block_size)):
-                num_stored = 0
+            request = entry.request
+            keys = self._stored.keys(request, request.num_tokens)
+            num_cached = self.mirror.num_leading([BlockHash(key) for key in keys])
+            num_stored = await self._stored.num_leading(keys[num_cached:])
             if self.in_flight.get(entry.request_id) is not entry:
                 return  # it has ended meanwhile
             if num_stored:
@@ -186,12 +182,7 @@ class PrefillNode(Node[PrefillRequest]):
         return (num_tokens + stats.num_queued_tokens) / rate if rate else None
 
     def _load(self, entry: PrefillRequest, admitted: Admitted) -> None:
-        block_size = self.limits.block_size
-        wanted = [
-            WantedBlock(index, entry.stored_keys[index], admitted.block_table[index], block_size)
-            for index in admitted.missing
-            if index < len(entry.stored_keys)
-        ]
+        wanted = self._stored.wanted(admitted, entry.stored_keys)
         on_block = partial(self.engine.block_loaded, entry.request_id)
         entry.loading = self.receiver.fetch_stored(wanted, on_block, self._compute_s)
         self.spawn(self._finish_loading(entry, entry.loading, admitted))
