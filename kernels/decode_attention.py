@@ -49,6 +49,7 @@ def decode_attention(
             scale=scale, window=window, softcap=softcap,
         )  # fmt: skip
     from kvasir.kernels.cpu import decode_attention as cpu
+    from kvasir.kernels.cpu import decode_splits as splits
     from kvasir.kernels.cpu import threads
 
     num_blocks, num_layers, _, num_kv_heads, block_size, row_length = kv_cache.shape
@@ -57,14 +58,22 @@ def decode_attention(
     assert kv_cache.is_contiguous()
     assert block_tables.is_contiguous()
     assert out.is_contiguous()
+    num_seqs, num_heads, split = len(seq_lens), out.shape[1] // head_dim, splits.split_tokens(block_size)
+    num_splits = -(-block_tables.shape[1] * block_size // split)
+    partials = out.new_empty((num_seqs, num_splits, num_heads, head_dim + 2) if num_splits > 1 else 0)
     threads.launch(
         {"float32": cpu.over_float32, "float16": cpu.over_float16, "int8": cpu.over_int8}[dtype],
-        len(seq_lens) * num_kv_heads,
-        query.data_ptr(), len(seq_lens), query.stride(0), out.shape[1] // head_dim,
+        num_seqs * num_kv_heads * num_splits,
+        query.data_ptr(), num_seqs, query.stride(0), num_heads,
         kv_cache.data_ptr(), num_blocks, num_layers, num_kv_heads, block_size, row_length, head_dim, layer,
         block_tables.data_ptr(), block_tables.shape[1], seq_lens.data_ptr(),
-        *threads.scales(scale, softcap), window, out.data_ptr(),
+        *threads.scales(scale, softcap), window, out.data_ptr(), partials.data_ptr(), num_splits,
     )  # fmt: skip
+    if num_splits > 1:
+        threads.launch(
+            splits.combine, num_seqs, num_seqs, num_splits, num_heads, head_dim,
+            partials.data_ptr(), seq_lens.data_ptr(), window, split, out.data_ptr(),
+        )  # fmt: skip
     return None
 
 

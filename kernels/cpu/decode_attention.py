@@ -1,12 +1,18 @@
-"""Attention of one new token a sequence over the paged cache, block by block in place, with a running softmax."""
+"""Attention of one new token a sequence over the paged cache, read in place.
+
+A piece of work is one KV head of one split of a sequence (`decode_splits`). Of a piece all scores are computed first,
+while its values come in from memory, and then all weighted values, while the next piece's keys come in.
+"""
 
 from typing import Any
 
 import numpy as np
 
+from kvasir.kernels.cpu.attention_tile import VECTORS, add_columns, add_vector, score_keys
+from kvasir.kernels.cpu.decode_splits import compiled_split_tokens, locate, splits_of
 from kvasir.kernels.cpu.kv_rows import address_of, cache_shape, rows_at, scale_of
 from kvasir.kernels.cpu.simd import (
-    TILE_COLUMNS,
+    LANES,
     TILE_ROWS,
     carray,
     compiled,
@@ -15,9 +21,9 @@ from kvasir.kernels.cpu.simd import (
     float32_of,
     int8_array,
     int32_array,
+    largest_of,
     lazy_loop,
     loop,
-    multiply_tile,
     next_piece,
     padded,
     prefetch,
@@ -27,118 +33,171 @@ from kvasir.kernels.cpu.simd import (
 )
 
 # Shapes: S sequences  B tokens a block  H query heads  K KV heads  G = H / K  D head dim
-#   R = G, padded to whole tiles of rows     W = D, padded to whole tiles of columns
+#   C tokens of a split, at most     P splits of a sequence, at most
+_LINE_BYTES = 64
 
 
 @compiled
-def _score_block(query: Any, num_rows: Any, keys: Any, row_bytes: Any, next_keys: Any, next_values: Any,
-                 scores: Any) -> None:  # fmt: skip
-    """scores[r, i] = query[r] . keys[i]. Meanwhile the next block comes in from memory."""
-    block_size, head_dim = keys.shape
-    for i in range(block_size):
-        for line in range(0, row_bytes, 64):
-            prefetch(next_keys + i * row_bytes + line)
-            prefetch(next_values + i * row_bytes + line)
-        scale = scale_of(keys, i)
-        for r in range(num_rows):
-            score = np.float32(0)
-            for d in range(head_dim):
-                score += query[r, d] * widened(keys[i, d])
-            scores[r, i] = score * scale
+def _list_keys(cache: Any, shape: Any, layer: Any, block_tables: Any, place: Any, rows: Any) -> None:
+    """The addresses of a piece's keys; behind them the last again."""
+    num_layers, num_kv_heads, block_size, head_dim = shape
+    s, _, _, head, start, end = place
+    row_bytes = head_dim * cache.itemsize
+    address = cache.ctypes.data
+    i = 0
+    while start + i < end:
+        block, offset = block_tables[s, (start + i) // block_size], (start + i) % block_size
+        keys = address_of(cache, (num_layers, num_kv_heads), block, layer, 0, head)
+        for k in range(offset, min(block_size, offset + end - start - i)):
+            address = keys + k * row_bytes
+            rows[i] = address
+            i += 1
+    rows[i:] = address
 
 
 @compiled
-def _add_values(scores: Any, num_rows: Any, count: Any, values: Any, sums: Any) -> None:
-    """sums[r] += scores[r] @ values of the block's first `count` tokens; their scales are multiplied into the scores.
+def _fetch(rows: Any, row_bytes: Any) -> None:
+    for row in rows:
+        for line in range(0, row_bytes, _LINE_BYTES):
+            prefetch(row + line)
+
+
+@compiled
+def _scale(cache: Any, shape: Any, layer: Any, block_tables: Any, place: Any, which: Any, scores: Any) -> None:
+    """scores[r, i] *= the scale of the piece's i-th key, or value"""
+    num_layers, num_kv_heads, block_size, head_dim = shape
+    s, _, _, head, start, end = place
+    i = 0
+    while start + i < end:
+        block, offset = block_tables[s, (start + i) // block_size], (start + i) % block_size
+        address = address_of(cache, (num_layers, num_kv_heads), block, layer, which, head)
+        rows = rows_at(cache, address, block_size, head_dim)
+        count = min(block_size - offset, end - start - i)
+        for r in range(scores.shape[0]):
+            for k in range(count):
+                scores[r, i + k] *= scale_of(rows, offset + k)
+        i += count
+
+
+@compiled
+def _score(query: Any, cache: Any, keys: Any, values: Any, scores: Any) -> None:
+    """scores [G, C] = query [G, D] @ keys.T, by their addresses. Meanwhile the values come in from memory."""
+    group, head_dim = query.shape
+    for first in range(0, len(keys), LANES):
+        _fetch(values[first : first + LANES], head_dim * cache.itemsize)
+        for r in range(0, group, TILE_ROWS):
+            score_keys(
+                query.ctypes.data + r * query.strides[0], head_dim, min(TILE_ROWS, group - r), cache,
+                keys.ctypes.data + 8 * first, head_dim,
+                scores.ctypes.data + r * scores.strides[0] + 4 * first, scores.strides[0] // 4,
+            )  # fmt: skip
+    in_vectors = head_dim // LANES * LANES
+    if in_vectors < head_dim:
+        for i in range(len(keys)):
+            key = rows_at(cache, keys[i], 1, head_dim)
+            for r in range(group):
+                for d in range(in_vectors, head_dim):
+                    scores[r, i] += query[r, d] * widened(key[0, d])
+
+
+@compiled
+def _softmax(count: Any, width: Any, scores: Any, state: Any) -> None:
+    """scores [G, C] -> weights of the first `count` tokens; state[r] = [maximum, sum]
+
+    width: `count`, padded to whole vectors
+    """
+    for r in range(scores.shape[0]):
+        row = scores[r]
+        row[count:width] = -np.inf
+        highest = largest_of(row.ctypes.data, width)
+        total = np.float32(0)
+        for i in range(width):
+            weight = exp2(row[i] - highest)  # of -inf no more than a sum of 1 loses
+            row[i] = weight
+            total += weight
+        state[r, 0] = highest
+        state[r, 1] = total
+
+
+@compiled
+def _add_values(count: Any, scores: Any, cache: Any, values: Any, upcoming: Any, sums: Any) -> None:
+    """sums [G, D] = scores @ the first `count` values, by their addresses. Meanwhile the next keys come in.
 
     What lies behind them is an earlier owner's, perhaps NaN, and must not even be multiplied by 0.
     """
-    block_size, head_dim = values.shape
-    in_tiles = head_dim // TILE_COLUMNS * TILE_COLUMNS
-    for r in range(num_rows):
+    group, head_dim = sums.shape
+    in_columns = head_dim // (VECTORS * LANES) * VECTORS * LANES
+    in_vectors = head_dim // LANES * LANES
+    sums[:] = 0
+    for r in range(0, group, TILE_ROWS):
+        num_rows = min(TILE_ROWS, group - r)
+        weights, stride = scores.ctypes.data + r * scores.strides[0], scores.strides[0] // 4
+        out = sums.ctypes.data + r * sums.strides[0]
+        for d in range(0, in_columns, VECTORS * LANES):
+            add_columns(weights, stride, num_rows, cache, values.ctypes.data, d, count, upcoming.ctypes.data,
+                        out + 4 * d, head_dim)  # fmt: skip
+        for d in range(in_columns, in_vectors, LANES):
+            add_vector(weights, stride, num_rows, cache, values.ctypes.data, d, count, upcoming.ctypes.data,
+                       out + 4 * d, head_dim)  # fmt: skip
+    if in_vectors < head_dim:
         for i in range(count):
-            scores[r, i] *= scale_of(values, i)
-    for r in range(0, num_rows, TILE_ROWS):
-        for d in range(0, in_tiles, TILE_COLUMNS):
-            multiply_tile(
-                scores.ctypes.data + r * scores.strides[0], block_size,
-                values, values.ctypes.data + d * values.itemsize, head_dim,
-                sums.ctypes.data + r * sums.strides[0] + 4 * d, head_dim, count,
-            )  # fmt: skip
-    if in_tiles == head_dim:
-        return
-    for r in range(num_rows):
-        for i in range(count):
-            for d in range(in_tiles, head_dim):
-                sums[r, d] += scores[r, i] * widened(values[i, d])
+            value = rows_at(cache, values[i], 1, head_dim)
+            for r in range(group):
+                for d in range(in_vectors, head_dim):
+                    sums[r, d] += scores[r, i] * widened(value[0, d])
 
 
 @compiled
-def _softmax(num_rows: Any, scores: Any, low: Any, high: Any, state: Any, sums: Any) -> None:
-    """As in prefill: scores -> weights; state[r] = [maximum so far, sum so far]; sums follow the maximum."""
-    for r in range(num_rows):
-        highest = state[r, 0]
-        for i in range(low, high):
-            highest = max(highest, scores[r, i])
-        if highest != state[r, 0]:
-            rescale = exp2(state[r, 0] - highest)
-            state[r, 0] = highest
-            state[r, 1] *= rescale
-            for d in range(sums.shape[1]):
-                sums[r, d] *= rescale
-        total = np.float32(0)
-        for i in range(scores.shape[1]):
-            weight = exp2(scores[r, i] - highest)
-            if i < low or i >= high:
-                weight = np.float32(0)
-            scores[r, i] = weight
-            total += weight
-        state[r, 1] += total
+def _finish(place: Any, is_whole: Any, state: Any, sums: Any, out: Any, partials: Any) -> None:
+    """To `out`, or, of one split of several, to partials [S, P, H, D + 2]: sums, maximum, sum of weights"""
+    s, _, index, head, _, _ = place
+    group, head_dim = sums.shape
+    for r in range(group):
+        if is_whole:
+            weight = np.float32(1) / state[r, 1] if state[r, 1] != 0 else np.float32(0)
+            for d in range(head_dim):
+                out[s, (head * group + r) * head_dim + d] = sums[r, d] * weight
+        else:
+            for d in range(head_dim):
+                partials[s, index, head * group + r, d] = sums[r, d]
+            partials[s, index, head * group + r, head_dim] = state[r, 0]
+            partials[s, index, head * group + r, head_dim + 1] = state[r, 1]
 
 
 @compiled
 def _work(counter: Any, query: Any, num_heads: Any, cache: Any, shape: Any, layer: Any, block_tables: Any,
-          seq_lens: Any, scale: Any, cap: Any, window: Any, out: Any) -> None:  # fmt: skip
-    num_seqs = len(seq_lens)
-    num_layers, num_kv_heads, block_size, head_dim = shape
-    layout, row_bytes = (num_layers, num_kv_heads), cache.strides[0] // block_size
-    group = num_heads // num_kv_heads
-    rows = padded(group, TILE_ROWS)
-    scaled = np.zeros((rows, head_dim), np.float32)
-    scores = np.zeros((rows, block_size), np.float32)
-    sums = np.zeros((rows, head_dim), np.float32)
-    state = np.zeros((rows, 2), np.float32)
-    while True:
-        piece = next_piece(counter)
-        s, head = piece // num_kv_heads, piece % num_kv_heads
-        if s >= num_seqs:
-            return
+          seq_lens: Any, scale: Any, cap: Any, window: Any, out: Any, partials: Any) -> None:  # fmt: skip
+    _, num_kv_heads, block_size, head_dim = shape
+    group, split = num_heads // num_kv_heads, compiled_split_tokens(block_size)
+    most = padded(split, LANES)
+    rows = np.zeros(3 * most, np.int64)  # addresses: the keys of this piece, its values, the next piece's keys
+    scaled, sums = np.zeros((group, head_dim), np.float32), np.zeros((group, head_dim), np.float32)
+    scores, state = np.zeros((group, most), np.float32), np.zeros((group, 2), np.float32)
+    to_values = num_kv_heads * cache.strides[0]
+    place = locate(next_piece(counter), 0, 0, seq_lens, window, split, num_kv_heads)
+    if place[0] < len(seq_lens):
+        _list_keys(cache, shape, layer, block_tables, place, rows[:most])
+    while place[0] < len(seq_lens):
+        s, base, _, head, start, end = place
+        upcoming = locate(next_piece(counter), s, base, seq_lens, window, split, num_kv_heads)
+        keys, values, next_keys = rows[:most], rows[most : 2 * most], rows[2 * most :]
+        values[:] = keys + to_values
+        _list_keys(cache, shape, layer, block_tables, upcoming, next_keys)
+        count = end - start
+        width = padded(count, LANES)
         for r in range(group):
             for d in range(head_dim):
                 scaled[r, d] = query[s, (head * group + r) * head_dim + d] * scale
-        sums[:] = 0
-        state[:, 0] = -np.inf
-        state[:, 1] = 0
-        end = seq_lens[s]
-        first_seen = max(0, end - window) if window > 0 else 0
-        last = (end - 1) // block_size
-        for index in range(first_seen // block_size, last + 1):
-            first = index * block_size
-            block, upcoming = block_tables[s, index], block_tables[s, min(index + 1, last)]
-            keys = rows_at(cache, address_of(cache, layout, block, layer, 0, head), block_size, head_dim)
-            values = rows_at(cache, address_of(cache, layout, block, layer, 1, head), block_size, head_dim)
-            next_keys = address_of(cache, layout, upcoming, layer, 0, head)
-            next_values = address_of(cache, layout, upcoming, layer, 1, head)
-            _score_block(scaled, group, keys, row_bytes, next_keys, next_values, scores)
-            if cap > 0:
-                soft_cap(scores, group, cap)
-            count = min(block_size, end - first)
-            _softmax(group, scores, max(0, first_seen - first), count, state, sums)
-            _add_values(scores, group, count, values, sums)
-        for r in range(group):
-            weight = np.float32(1) / state[r, 1] if end > 0 else np.float32(0)
-            for d in range(head_dim):
-                out[s, (head * group + r) * head_dim + d] = sums[r, d] * weight
+        _score(scaled, cache, keys[:width], values, scores)
+        _scale(cache, shape, layer, block_tables, place, 0, scores)
+        if cap > 0:
+            soft_cap(scores, group, cap)
+        _softmax(count, width, scores, state)
+        _scale(cache, shape, layer, block_tables, place, 1, scores)
+        _add_values(count, scores, cache, values, next_keys, sums)
+        _finish(place, splits_of(seq_lens[s], window, split)[2] == 1, state, sums, out, partials)
+        keys[:] = next_keys
+        place = upcoming
 
 
 @compiled
@@ -157,22 +216,23 @@ def _attend(arguments: Any, a: Any, cache: Any) -> None:
         float32_of(a[17]),
         a[18],
         float32_array(a[19], (num_seqs, num_heads * head_dim)),
+        float32_array(a[20], (num_seqs, a[21], num_heads, head_dim + 2)),
     )
 
 
 @loop
 def over_float32(arguments: Any) -> None:
-    a = carray(arguments, 20)
+    a = carray(arguments, 22)
     _attend(arguments, a, float32_array(a[5], cache_shape(a[6], a[7], a[8], a[9], a[10])))
 
 
 @lazy_loop
 def over_float16(arguments: Any) -> None:
-    a = carray(arguments, 20)
+    a = carray(arguments, 22)
     _attend(arguments, a, uint16_array(a[5], cache_shape(a[6], a[7], a[8], a[9], a[10])))
 
 
 @lazy_loop
 def over_int8(arguments: Any) -> None:
-    a = carray(arguments, 20)
+    a = carray(arguments, 22)
     _attend(arguments, a, int8_array(a[5], cache_shape(a[6], a[7], a[8], a[9], a[10])))

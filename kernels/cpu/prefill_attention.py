@@ -15,6 +15,7 @@ from kvasir.kernels.cpu.simd import (
     float32_of,
     int8_array,
     int32_array,
+    largest_of,
     lazy_loop,
     loop,
     multiply_add,
@@ -27,8 +28,8 @@ from kvasir.kernels.cpu.simd import (
 
 # Shapes: T tokens  S sequences  M blocks of the longest  B tokens a block
 #   H query heads  K KV heads  G = H / K  D head dim
-#   R rows of a query tile = its tokens x G     C = TILE_COLUMNS keys of a key tile     W = D, padded to whole tiles
-TILE_TOKENS = 64
+#   R rows of a query tile = its tokens x G     C = TILE_KEYS keys of a key tile     W = D, padded to whole tiles
+TILE_TOKENS = TILE_KEYS = 64
 _NOTHING = np.float32(-np.inf)
 
 
@@ -53,7 +54,7 @@ def _stage(cache: Any, shape: Any, layer: Any, block_table: Any, head: Any, firs
     """Tokens [first, first + count) of one head -> keys [D, C] (transposed), values [C, W]; zeros behind."""
     num_layers, num_kv_heads, block_size, head_dim = shape
     layout = (num_layers, num_kv_heads)
-    if count < TILE_COLUMNS:
+    if count < TILE_KEYS:
         keys[:] = 0
         values[count:] = 0
     for i in range(count):
@@ -74,15 +75,13 @@ def _softmax_row(r: Any, scores: Any, low: Any, high: Any, state: Any, sums: Any
 
     state[r] = [maximum so far, sum so far]; the row's `sums` are brought to the new maximum.
     """
-    is_cut = low > 0 or high < TILE_COLUMNS
+    is_cut = low > 0 or high < TILE_KEYS
     if is_cut:
-        for c in range(TILE_COLUMNS):
+        for c in range(TILE_KEYS):
             scores[r, c] = scores[r, c] if low <= c < high else _NOTHING
-    highest = state[r, 0]
-    for c in range(TILE_COLUMNS):
-        highest = max(highest, scores[r, c])
+    highest = max(state[r, 0], largest_of(scores.ctypes.data + r * scores.strides[0], TILE_KEYS))
     if highest == _NOTHING:
-        for c in range(TILE_COLUMNS):
+        for c in range(TILE_KEYS):
             scores[r, c] = 0
         return
     if highest != state[r, 0]:
@@ -92,13 +91,13 @@ def _softmax_row(r: Any, scores: Any, low: Any, high: Any, state: Any, sums: Any
         for d in range(sums.shape[1]):
             sums[r, d] *= rescale
     total = np.float32(0)
-    for c in range(TILE_COLUMNS):
+    for c in range(TILE_KEYS):
         weight = exp2(scores[r, c] - highest)
         scores[r, c] = weight
         total += weight
     if is_cut:  # exp2 gives no less than 2 ** -126, and what must not be seen counts for nothing at all
         total = np.float32(0)
-        for c in range(TILE_COLUMNS):
+        for c in range(TILE_KEYS):
             weight = scores[r, c] if low <= c < high else np.float32(0)
             scores[r, c] = weight
             total += weight
@@ -115,8 +114,8 @@ def _attend(query: Any, num_rows: Any, group: Any, start: Any, cap: Any, window:
     state[:, 1] = 0
     end = start + (num_rows - 1) // group + 1
     first_seen = max(0, start + 1 - window) if window > 0 else 0
-    for first in range(first_seen // TILE_COLUMNS * TILE_COLUMNS, end, TILE_COLUMNS):
-        _stage(cache, shape, layer, block_table, head, first, min(TILE_COLUMNS, end - first), keys, values)
+    for first in range(first_seen // TILE_KEYS * TILE_KEYS, end, TILE_KEYS):
+        _stage(cache, shape, layer, block_table, head, first, min(TILE_KEYS, end - first), keys, values)
         scores[:] = 0
         multiply_add(query, keys, scores)
         if cap > 0:
@@ -134,11 +133,11 @@ def _work(counter: Any, query: Any, num_heads: Any, cache: Any, shape: Any, laye
     _, num_kv_heads, _, head_dim = shape
     group = num_heads // num_kv_heads
     tile = np.zeros((TILE_TOKENS * group, head_dim), np.float32)
-    scores = np.zeros((TILE_TOKENS * group, TILE_COLUMNS), np.float32)
+    scores = np.zeros((TILE_TOKENS * group, TILE_KEYS), np.float32)
     sums = np.zeros((TILE_TOKENS * group, padded(head_dim, TILE_COLUMNS)), np.float32)
     state = np.zeros((TILE_TOKENS * group, 2), np.float32)
-    keys = np.zeros((head_dim, TILE_COLUMNS), np.float32)
-    values = np.zeros((TILE_COLUMNS, padded(head_dim, TILE_COLUMNS)), np.float32)
+    keys = np.zeros((head_dim, TILE_KEYS), np.float32)
+    values = np.zeros((TILE_KEYS, padded(head_dim, TILE_COLUMNS)), np.float32)
     while True:
         s, first, head = _locate(next_piece(counter), query_starts, num_kv_heads)
         if s < 0:

@@ -19,9 +19,10 @@ cgutils: Any = import_module("numba.core.cgutils")
 ir: Any = cgutils.ir
 carray: Callable[..., Any] = numba.carray
 
-LANES = 16  # floats in one vector: one AVX-512 register, or two of AVX2
+IS_WIDE = bool(import_module("llvmlite.binding").get_host_cpu_features().get("avx512f"))
+LANES = 16 if IS_WIDE else 8  # floats in one register
 TILE_ROWS = 4  # what `multiply_tile` computes at once:
-TILE_COLUMNS = 64  # 16 vectors of sums, which AVX-512 holds in registers
+TILE_COLUMNS = 4 * LANES if IS_WIDE else 2 * LANES  # with all sums in registers
 
 _FAST = {"reassoc", "nsz", "contract", "arcp", "afn"}  # not nnan and ninf: NaN must come through
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -170,21 +171,24 @@ def next_piece(typing: Any, counter: Any) -> Any:
 
 @_intrinsic
 def prefetch(typing: Any, address: Any) -> Any:
-    """Ask for the cache line at `address`; no wait, and no fault where nothing is mapped."""
+    """Ask for the cache line at `address`; no wait, and no fault where nothing is mapped.
+
+    Into the second cache: the first has room for few requests that are under way, and a loop waits for room.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         i8, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
         function = builder.module.globals.get("llvm.prefetch.p0") or ir.Function(
             builder.module, ir.FunctionType(ir.VoidType(), [i8, i32, i32, i32]), "llvm.prefetch.p0"
         )
-        read, keep, data = ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)
+        read, keep, data = ir.Constant(i32, 0), ir.Constant(i32, 2), ir.Constant(i32, 1)
         builder.call(function, [builder.inttoptr(arguments[0], i8), read, keep, data])
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen
 
 
-def _floats(builder: Any, element: Any, value: Any, lanes: int) -> Any:
+def as_floats(builder: Any, element: Any, value: Any, lanes: int) -> Any:
     """float32, float16 (as uint16) or int8 -> float32: `lanes` of them, or one where that is 0"""
 
     def many(of: Any) -> Any:
@@ -202,7 +206,7 @@ def widened(typing: Any, value: Any) -> Any:
     """A float32, a float16 (as uint16) or an int8 as float32."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _floats(builder, signature.args[0], arguments[0], 0)
+        return as_floats(builder, signature.args[0], arguments[0], 0)
 
     return types.float32(value), codegen
 
@@ -220,7 +224,9 @@ def pointer_like(typing: Any, array: Any, address: Any) -> Any:
 @_intrinsic
 def multiply_tile(typing: Any, a: Any, a_stride: Any, like: Any, b: Any, b_stride: Any, c: Any, c_stride: Any,
                   depth: Any) -> Any:  # fmt: skip
-    """c[4, 64] += a[4, depth] @ b[depth, 64], by address and row stride, with all of c in registers.
+    """c[R, C] += a[R, depth] @ b[depth, C], by address and row stride, with all of c in registers.
+
+    R = TILE_ROWS, C = TILE_COLUMNS
 
     like: any array of b's type: float32, float16 (as uint16) or int8
     """
@@ -243,7 +249,7 @@ def multiply_tile(typing: Any, a: Any, a_stride: Any, like: Any, b: Any, b_strid
 
         def column(k: Any, v: int) -> Any:
             values = builder.load(vector_at(b, k, b_stride, v, narrow), align=b_align)
-            return _floats(builder, like.dtype, values, LANES)
+            return as_floats(builder, like.dtype, values, LANES)
 
         cells = [[cgutils.alloca_once(builder, vector) for _ in range(num_vectors)] for _ in range(TILE_ROWS)]
         rows = [ir.Constant(i64, r) for r in range(TILE_ROWS)]
@@ -283,6 +289,33 @@ def multiply_add(a: Any, b: Any, c: Any) -> None:
                 c_address + row * c_stride + column, c_stride // 4,
                 a.shape[1],
             )  # fmt: skip
+
+
+@_intrinsic
+def largest_of(typing: Any, address: Any, count: Any) -> Any:
+    """The largest of `count` float32, a multiple of LANES; NaN are passed over. -inf of none"""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        f32, i32, i64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+        vector = ir.VectorType(f32, LANES)
+        cell = cgutils.alloca_once_value(builder, ir.Constant(vector, [float("-inf")] * LANES))
+
+        def larger(one: Any, other: Any) -> Any:
+            return builder.select(builder.fcmp_ordered(">", one, other), one, other)
+
+        base = builder.inttoptr(arguments[0], f32.as_pointer())
+        zero, step = ir.Constant(i64, 0), ir.Constant(i64, LANES)
+        with cgutils.for_range_slice(builder, zero, arguments[1], step, intp=i64) as (i, _):
+            values = builder.load(builder.bitcast(builder.gep(base, [i]), vector.as_pointer()), align=4)
+            builder.store(larger(values, builder.load(cell)), cell)
+        largest, distance = builder.load(cell), LANES // 2
+        while distance:
+            order = ir.Constant(ir.VectorType(i32, LANES), [(i + distance) % LANES for i in range(LANES)])
+            largest = larger(builder.shuffle_vector(largest, largest, order), largest)
+            distance //= 2
+        return builder.extract_element(largest, ir.Constant(i32, 0))
+
+    return types.float32(types.int64, types.int64), codegen
 
 
 @compiled

@@ -147,6 +147,35 @@ def test_a_sequence_does_not_feel_the_others() -> None:
         assert torch.equal(prefill(alone), out[first:last])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8])
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (300, 5.0)])
+def test_decode_of_long_sequences(dtype: torch.dtype, window: int, softcap: float) -> None:
+    """Several splits of a sequence; the widest row of the block table decides how many there may be."""
+    step = paged([900, 0, 128, 129, 513], [1] * 5, heads=7, kv_heads=1, head_dim=64, block=16).in_dtype(dtype)
+    expected = reference(step, window, softcap)
+    torch.testing.assert_close(decode(step, window, softcap), expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("window", [0, 300])
+def test_decode_is_the_same_to_the_last_bit_in_any_batch_and_on_any_number_of_threads(window: int) -> None:
+    together = paged([900, 5, 300, 128], [1] * 4, heads=9, kv_heads=3, head_dim=64, block=16)
+    before = torch.get_num_threads()
+    out = decode(together, window)
+    try:
+        for num_threads in (1, 2, 3):
+            torch.set_num_threads(num_threads)
+            for row in range(4):
+                columns = -(-int(together.seq_lens[row]) // 16)
+                only = slice(row, row + 1)
+                alone = Paged(
+                    together.query[only], together.kv_cache, together.block_tables[only, :columns].contiguous(),
+                    torch.tensor([0, 1], dtype=torch.int32), together.seq_lens[only], together.width,
+                )  # fmt: skip
+                assert torch.equal(decode(alone, window), out[only])
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_prefill_and_decode_agree_on_the_last_token() -> None:
     step = paged([90], [90], heads=9, kv_heads=3, head_dim=64, block=16)
     last = Paged(
