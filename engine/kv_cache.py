@@ -9,6 +9,7 @@ from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.engine.cuda_blocks import DeviceBlocks
 from kvasir.engine.models.config import ModelConfig, UnsupportedModel
 from kvasir.kernels.block_bytes import pool_bytes
+from kvasir.kernels.cpu import huge_pages
 from kvasir.kernels.kv_dtypes import SCALE_BYTES, row_length
 
 # Shapes: N blocks  L layers  K KV heads  B tokens a block  D head dim
@@ -28,8 +29,7 @@ class KVCache:
         self.layout = layout
         self.num_blocks = num_blocks
         shape = cache_shape(layout, num_blocks)
-        # Filled, not just reserved: memory that is not there is missed now and not under load.
-        self.data = torch.zeros(shape, dtype=getattr(torch, layout.dtype), device=device) if data is None else data
+        self.data = _filled(shape, getattr(torch, layout.dtype), device) if data is None else data
         pool = self.pool
         self._bytes = None if pool is None else pool.cast("B")  # made once: a view costs more than a small block
         self._beside = DeviceBlocks(self.data) if self.data.is_cuda else None
@@ -84,6 +84,13 @@ class KVCache:
             raise IndexError(f"block {block_id} of {self.num_blocks}")
         size = self.layout.bytes_per_block
         return pool[block_id * size : (block_id + 1) * size]
+
+
+def _filled(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Not just reserved: memory that is not there is missed now and not under load."""
+    if device.type == "cpu":
+        return huge_pages.empty(shape, dtype).zero_()
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def cache_shape(layout: KVLayout, num_blocks: int) -> tuple[int, ...]:

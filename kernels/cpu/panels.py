@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvasir.kernels.cpu import products, threads
+from kvasir.kernels.cpu import huge_pages, products, threads
 from kvasir.kernels.cpu.panel_tile import PANEL
 from kvasir.kernels.cpu.simd import Loop
 from kvasir.kernels.quantized import GroupedWeight
@@ -44,7 +44,7 @@ _LOOPS: dict[torch.dtype, Loop] = {
 def pack(weight: Tensor, dtype: torch.dtype) -> Panels:
     """weight [O, I] float32 -> panels of float32 or float16"""
     num_outputs, num_inputs = weight.shape
-    panels = _by_panel(weight.to(dtype)).contiguous()
+    panels = _kept(_by_panel(weight.to(dtype)))
     return Panels(num_outputs, num_inputs, num_inputs, panels, torch.empty(len(panels), 0, dtype=torch.uint8))
 
 
@@ -54,9 +54,9 @@ def pack_grouped(weight: GroupedWeight) -> Panels:
     if weight.bits == 4:
         codes = codes[..., : PANEL // 2] | codes[..., PANEL // 2 :] << 4
     parts = [weight.scales] if weight.zeros is None else [weight.scales, weight.zeros]
-    scales = torch.stack([_by_panel(part) for part in parts], dim=2).contiguous()  # [P, G, 1 or 2, PANEL]
-    as_bytes = scales.view(len(scales), -1).view(torch.uint8)
-    return Panels(num_outputs, num_inputs, weight.group_size, codes.contiguous(), as_bytes)
+    scales = torch.stack([_by_panel(part) for part in parts], dim=2)  # [P, G, 1 or 2, PANEL]
+    as_bytes = _kept(scales).view(len(scales), -1).view(torch.uint8)
+    return Panels(num_outputs, num_inputs, weight.group_size, _kept(codes), as_bytes)
 
 
 def _by_panel(matrix: Tensor) -> Tensor:
@@ -65,3 +65,7 @@ def _by_panel(matrix: Tensor) -> Tensor:
     if num_outputs % PANEL:
         matrix = torch.nn.functional.pad(matrix, (0, 0, 0, -num_outputs % PANEL))
     return matrix.view(-1, PANEL, num_inputs).transpose(1, 2)
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    return huge_pages.empty(tensor.shape, tensor.dtype).copy_(tensor)

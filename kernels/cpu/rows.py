@@ -21,7 +21,7 @@ from kvasir.kernels.cpu.simd import (
 
 # Shapes: T tokens  C hidden size  I intermediate size  N blocks  L layers  B tokens a block
 #   H query heads  K KV heads  D head dim
-ROWS_A_PIECE = 16
+ROWS_A_PIECE = 4
 _LOG2_E = np.float32(1.4426950408889634)
 _GELU_A = np.float32(1.5957691216057308)  # 2 sqrt(2 / pi)
 _GELU_B = np.float32(1.5957691216057308 * 0.044715)
