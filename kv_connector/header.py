@@ -76,7 +76,7 @@ def check_header(header: BlockHeader, expected: Expected) -> None:
 def _first_difference(header: BlockHeader, expected: Expected) -> tuple[MissReason, object] | None:
     if header.kv_identity != expected.kv_identity:
         return MissReason.IDENTITY, header.kv_identity
-    if not is_convertible(header.layout, expected.layout):
+    if header.layout != expected.layout and not is_convertible(header.layout, expected.layout):
         return MissReason.LAYOUT, header.layout
     if header.key != expected.key:
         return MissReason.KEY, header.key

@@ -116,6 +116,5 @@ class Landing:
 
     def _check_form(self, header: BlockHeader) -> None:
         """What lies under an exact key is no lossy codec's, and under float32 no bfloat16."""
-        found = stored_as(header.codec, header.layout)
-        if self._form not in (None, found):
+        if self._form is not None and (found := stored_as(header.codec, header.layout)) != self._form:
             raise BadFrame(MissReason.CODEC, f"it is stored as {self._form}, and is {found}")

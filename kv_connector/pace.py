@@ -5,6 +5,7 @@ asked ---- first lands -- lands ------ lands ........ nothing .......> given up
 """
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from kvasir.kv_connector.costs import ComputeCost, CostRule, RateMeter
 from kvasir.kv_connector.landing import WantedBlock
@@ -79,4 +80,4 @@ class Pace:
 
 
 def _num_tokens(blocks: Sequence[WantedBlock]) -> int:
-    return sum(block.num_tokens for block in blocks)
+    return sum(map(attrgetter("num_tokens"), blocks))

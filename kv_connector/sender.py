@@ -44,6 +44,7 @@ class KVSender:
         self._memory = memory
         self._release_blocks = release_blocks
         self._settings = settings
+        self._max_packed_bytes = _MAX_BLOCKS_PACKED * memory.layout.bytes_per_block
         self._leases = Leases(settings.lease_s, clock)
         self._outgoing = RateMeter(memory.layout.bytes_per_block, settings.costs.forget_after_s, clock)
         self._encoder = Encoder(memory, kv_identity, epoch, settings.codec, self._outgoing)
@@ -129,7 +130,7 @@ class KVSender:
         if block is None:
             return None
         # However many receivers ask, packed copies take no more memory than this; beyond it, blocks go as they are.
-        packs = self._outflow.num_bytes_lent < _MAX_BLOCKS_PACKED * self._memory.layout.bytes_per_block
+        packs = self._outflow.num_bytes_lent < self._max_packed_bytes
         try:
             frame = self._encoder.frame(block.key, block.block_id, block.num_tokens, packs=packs)
         except BaseException:
