@@ -7,7 +7,6 @@ into its own. Run by an interpreter that has the engine; of ours only what needs
 import base64
 import ctypes
 import json
-import mmap
 import os
 import sys
 import time
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from kvasir.bench.lab.kv_pipe import Answer, Teller, checksum, serve
+from kvasir.bench.lab.kv_pipe import Answer, Teller, checksum, serve, touched_memory
 
 _POLL_S = 0.0005  # faster than spinning, where cores are few
 _MOST_DESCRIPTORS = 512  # Mooncake refuses batches of many more
@@ -27,10 +26,9 @@ class Pool:
     def __init__(self, task: dict[str, Any]) -> None:
         self.num_blocks: int = task["num_blocks"]
         self.block_bytes: int = task["block_bytes"]
-        self.mapped = mmap.mmap(-1, self.num_blocks * self.block_bytes)
+        self.mapped = touched_memory(self.num_blocks * self.block_bytes)
         self.memory = memoryview(self.mapped)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.mapped))
-        self.clear()
 
     def clear(self) -> Answer:
         self.memory[:] = bytes(self.memory.nbytes)

@@ -4,6 +4,7 @@ Both speak JSON: a question is {"do": verb, ...}, an answer any object; the firs
 """
 
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -38,6 +39,16 @@ def serve(teller: Teller, verbs: Mapping[str, Callable[..., Answer]]) -> None:
     for line in sys.stdin:
         question = json.loads(line)
         teller.tell(**verbs[question.pop("do")](**question))
+
+
+def touched_memory(num_bytes: int) -> mmap.mmap:
+    """Zeros, in memory that is there; in large pages where the system gives them, as a node's cache is."""
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a system may be built without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    memory[:] = bytes(num_bytes)
+    return memory
 
 
 def checksum(memory: "memoryview | bytearray") -> int:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kvasir.bench.lab.kv_pipe import Answer, checksum
+from kvasir.bench.lab.kv_pipe import Answer, checksum, touched_memory
 
 
 class Pool:
@@ -14,8 +14,7 @@ class Pool:
     def __init__(self, task: dict[str, Any]) -> None:
         self.num_blocks: int = task["num_blocks"]
         self.block_bytes: int = task["block_bytes"]
-        self.memory = memoryview(bytearray(self.num_blocks * self.block_bytes))
-        self.clear()
+        self.memory = memoryview(touched_memory(self.num_blocks * self.block_bytes))
 
     def block(self, index: int) -> memoryview:
         return self.memory[index * self.block_bytes : (index + 1) * self.block_bytes]
