@@ -14,6 +14,7 @@ import asyncio
 import uuid
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 from kvasir.common.errors import DeadlineExceeded, Draining, InvalidRequest, NumericalError, Overloaded, ServingError
 from kvasir.proto import common_pb2
@@ -67,6 +68,7 @@ class Attempt:
         self._num_cached_on_decode = 0
         self._prompt_logprobs: list[PositionLogprobs] = []
         self._decode_has_spoken = False
+        self._has_second = False  # of the tokens since the request's beginning
         self._is_transferred = False
         late = DeadlineExceeded("the request's time is over")
         self._timer = asyncio.get_running_loop().call_at(life.deadline_s, hear, self, None, late)
@@ -93,11 +95,10 @@ class Attempt:
     def act_on(self, source: Leg | None, event: Heard) -> TokenDelta | None:
         """The tokens in it. Raises `TryAgain`, and what ends the request."""
         if source is not None:
-            assert isinstance(event, Event), "legs say nothing else"
             if source is self._decode:
-                return self._decode_says(source, event)
+                return self._decode_says(source, cast(Event, event))
             if source is self._prefill:
-                return self._prefill_says(source, event)
+                return self._prefill_says(source, cast(Event, event))
             return None  # the last words of a leg that has been closed
         if isinstance(event, Placement):
             self._start(event)
@@ -162,7 +163,7 @@ class Attempt:
         self._first_tokens[tokens.sequence] = tokens.token_ids
         if tokens.finish_reason == "handed_off":
             tokens = tokens._replace(finish_reason=None)
-        delta = self._take(prefill, tokens)
+        delta = self._life.take(tokens, prefill.address, self._prompt_logprobs, self._num_cached_tokens)
         num_sequences = self._life.request.num_sequences
         if len(self._first_tokens) == num_sequences:
             prefill.has_ended = True
@@ -200,9 +201,9 @@ class Attempt:
     # --- decode node -----------------------------------------------------------------------------------------------
 
     def _decode_says(self, decode: Leg, event: Event) -> TokenDelta | None:
+        if type(event) is Tokens:
+            return self._next_tokens(decode, event)
         match event:
-            case Tokens():
-                return self._next_tokens(decode, event)
             case Admitted():
                 decode.reservation.is_admitted = True
                 decode.reservation.queued_at_most(self._life.num_tokens - event.num_cached_tokens)
@@ -222,12 +223,14 @@ class Attempt:
         return None
 
     def _next_tokens(self, decode: Leg, tokens: Tokens) -> TokenDelta | None:
+        life = self._life
         self._decode_has_spoken = True
-        if Mark.DECODE_START not in self._life.marks and self._life.has_begun:
-            self._life.mark(Mark.DECODE_START)
-        delta = self._take(decode, tokens)
-        decode.has_ended = not self._life.open
-        decode.reservation.holds(self._life.num_tokens)
+        if not self._has_second and life.has_begun:
+            self._has_second = True
+            life.mark(Mark.DECODE_START)
+        delta = life.take(tokens, decode.address, self._prompt_logprobs, self._num_cached_tokens)
+        decode.has_ended = not life.open
+        decode.reservation.holds(life.num_tokens)
         return delta
 
     def _decode_failed(self, decode: Leg, error: ServingError) -> None:
@@ -271,16 +274,3 @@ class Attempt:
         leg.close()
         if isinstance(error, _REQUESTS_OWN_FAULT):
             raise error
-
-    def _take(self, leg: Leg, tokens: Tokens) -> TokenDelta | None:
-        if tokens.sequence not in self._life.open:
-            return None  # they were on their way when its reader had enough
-        return self._life.take(
-            tokens.sequence,
-            tokens.token_ids,
-            tokens.finish_reason,
-            tokens.logprobs,
-            leg.node.info.address,
-            prompt_logprobs=tuple(self._prompt_logprobs),
-            num_cached_tokens=self._num_cached_tokens,
-        )

@@ -74,25 +74,27 @@ class Course:
                 event.release()
             return
         try:
-            self._advance(source, event)
+            delta = attempt.act_on(source, event)
+            if not self.life.open:
+                attempt.close()
+            if delta is not None:
+                self._metrics.delivered(len(delta.token_ids))
+                self._deliver(delta)
+            if not self.life.open:
+                self._end(None)
+        except TryAgain as failure:
+            self._try_again(failure)
         except Exception as error:  # a fault of our own too: the node's other requests go on
             self._end(error)
 
-    def _advance(self, source: Leg | None, event: Heard) -> None:
-        try:
-            delta = self._attempt.act_on(source, event)
-        except TryAgain as failure:
-            self._try_again(failure)
-            return
-        if not self.life.open:
-            self._attempt.close()
-        if delta is not None:
-            self._metrics.delivered(len(delta.token_ids))
-            self._deliver(delta)
-        if not self.life.open:
-            self._end(None)
-
     def _try_again(self, failure: TryAgain) -> None:
+        try:
+            self._begin_anew(failure)
+        except Exception as error:
+            self._end(error)
+
+    def _begin_anew(self, failure: TryAgain) -> None:
+        """Raises what ended the last of the attempts that it may have."""
         self._attempt.close()
         self._metrics.retries(reason=type(failure.error).__name__)
         log.info("%s: %s; trying again", self.life.request.request_id, failure)

@@ -42,7 +42,8 @@ class Dispatcher:
         self._node_wait_s = node_wait_s
         self._lives: set[Life] = set()
         self._last_limits: ClusterLimits | None = None
-        self._last_limits_s = 0.0
+        self._empty_since_s: float | None = None  # no decode node is here any more
+        pool.when_members_change(self._note_members)
         self.canary_passed = False
         self.canary_is_current = False  # it went through the nodes that are here now
 
@@ -60,20 +61,25 @@ class Dispatcher:
 
     def limits(self) -> ClusterLimits:
         """Of the nodes that are here now, or were a moment ago: one that restarts should not turn clients away."""
-        now = asyncio.get_running_loop().time()
-        nodes = [node.info for node in self._pool.nodes(Role.DECODE)]
-        if nodes:
-            self._last_limits = ClusterLimits(
-                model_name=nodes[0].model_name,
-                max_model_len=max(node.max_model_len for node in nodes),
-                vocab_size=min(node.vocab_size for node in nodes),
-                eos_token_ids=frozenset().union(*(node.eos_token_ids for node in nodes)),
-                max_prompt_tokens=max(node.max_tokens_held for node in nodes) - 1,
-            )
-            self._last_limits_s = now
-        elif self._last_limits is None or now - self._last_limits_s > self._node_wait_s:
+        since_s = self._empty_since_s
+        is_empty = since_s is not None and asyncio.get_running_loop().time() - since_s > self._node_wait_s
+        if self._last_limits is None or is_empty:
             raise NodeUnavailable("no decode node is here")
         return self._last_limits
+
+    def _note_members(self) -> None:
+        nodes = [node.info for node in self._pool.nodes(Role.DECODE)]
+        if not nodes:
+            self._empty_since_s = self._empty_since_s or asyncio.get_running_loop().time()
+            return
+        self._empty_since_s = None
+        self._last_limits = ClusterLimits(
+            model_name=nodes[0].model_name,
+            max_model_len=max(node.max_model_len for node in nodes),
+            vocab_size=min(node.vocab_size for node in nodes),
+            eos_token_ids=frozenset().union(*(node.eos_token_ids for node in nodes)),
+            max_prompt_tokens=max(node.max_tokens_held for node in nodes) - 1,
+        )
 
     async def generate(self, request: RoutedRequest, reader: Reader | None = None) -> AsyncGenerator[TokenDelta]:
         """See `types.Backend`. What nodes say is acted on at once, however slowly the client reads."""

@@ -7,15 +7,22 @@ WRITE_CHUNK = "kvasir.write_chunk"  # in a scope: its ChunkWriter
 
 
 class ChunkWriter:
+    __slots__ = ("_cycle", "_flow", "_transport", "num_written")
+
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
+        self._flow = cycle.flow
+        self._transport = cycle.transport
+        self.num_written = 0
 
     def can_write(self) -> bool:
         """The response is under way, in chunks, and its client keeps up."""
         cycle = self._cycle
-        is_streaming = cycle.response_started and cycle.chunked_encoding and not cycle.response_complete
-        return bool(is_streaming) and not (cycle.flow.write_paused or cycle.disconnected)
+        if self._flow.write_paused or cycle.disconnected or cycle.response_complete:
+            return False
+        return bool(cycle.response_started and cycle.chunked_encoding)
 
     def __call__(self, data: bytes) -> None:
         """Only while it can. More than a client takes in is kept for it."""
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self.num_written += 1

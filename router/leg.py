@@ -15,6 +15,7 @@ class Leg:
     def __init__(self, reservation: Reservation, heard: Callable[["Leg", Event], None]) -> None:
         self.reservation = reservation
         self.node = reservation.node
+        self.address = self.node.info.address
         self.has_ended = False  # the node has said its last word of the request
         self._session = self.node.session
         self._is_open = True

@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 
 from kvasir.common.errors import NodeUnavailable, Overloaded, ServingError
 from kvasir.common.seeds import sequence_seed
+from kvasir.router.node_events import Tokens
 from kvasir.router.policy import Need
 from kvasir.router.queue import Turn
 from kvasir.router.types import Continued, PositionLogprobs, RoutedRequest, TokenDelta
@@ -43,6 +45,7 @@ class Life:
         self._first_sequence = first_sequence
         self._max_failures = max_failures
         self._num_failures = 0
+        self._has_told = False  # tokens, since it is here
         self.mark(Mark.RECEIVED)
 
     @property
@@ -95,38 +98,29 @@ class Life:
             part.outputs = [self.outputs[sequence]]
             part.marks = dict(self.marks)
             part._num_failures = self._num_failures
+            part._has_told = self._has_told
             parts.append(part)
         self.open.clear()
         return parts
 
     def take(
-        self,
-        sequence: int,
-        token_ids: tuple[int, ...],
-        finish_reason: str | None,
-        logprobs: tuple[PositionLogprobs, ...],
-        served_by: str,
-        *,
-        prompt_logprobs: tuple[PositionLogprobs, ...],
-        num_cached_tokens: int,
-    ) -> TokenDelta:
-        """Book new tokens; what is said once is said with the first."""
-        is_first = Mark.FIRST_TOKEN not in self.marks
-        if is_first:
-            self.mark(Mark.FIRST_TOKEN)
+        self, tokens: Tokens, served_by: str, prompt_logprobs: Sequence[PositionLogprobs], num_cached_tokens: int
+    ) -> TokenDelta | None:
+        """Book new tokens; what is said once is said with the first. None: their reader has had enough."""
+        sequence, token_ids, finish_reason, logprobs = tokens.sequence, *tokens[:3]
+        if sequence not in self.open:
+            return None
         self.outputs[sequence].extend(token_ids)
         if finish_reason is not None:
             self.open.remove(sequence)
             self.outcomes[sequence] = finish_reason
-        return TokenDelta(
-            sequence=self._first_sequence + sequence,
-            token_ids=token_ids,
-            finish_reason=finish_reason,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs if is_first else (),
-            num_cached_tokens=num_cached_tokens if is_first else None,
-            served_by=served_by,
-        )
+        sequence += self._first_sequence
+        if self._has_told:
+            return TokenDelta(sequence, token_ids, finish_reason, logprobs, (), None, served_by)
+        self._has_told = True
+        self.mark(Mark.FIRST_TOKEN)
+        prompt = tuple(prompt_logprobs)
+        return TokenDelta(sequence, token_ids, finish_reason, logprobs, prompt, num_cached_tokens, served_by)
 
     def note_failure(self, error: ServingError) -> None:
         """A node failed us; raises when that has happened too often. A node that is full has not failed."""

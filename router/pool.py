@@ -32,7 +32,8 @@ class Reservation:
 
     def holds(self, num_tokens: int) -> None:
         """All of its prompt has been computed, and it has so many tokens now."""
-        self.queued_at_most(0)
+        if self.num_queued_tokens:
+            self.queued_at_most(0)
         num_blocks = self._num_blocks_for(num_tokens)
         if num_blocks != self.num_blocks:
             self._set(num_blocks, self.num_queued_tokens)

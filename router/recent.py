@@ -38,6 +38,7 @@ class Recent:
         self._slice_s = slice_s
         self._num_slices = num_slices
         self._slices: deque[_Slice] = deque(maxlen=num_slices)
+        self._current_ends_s = -math.inf
         self._served_by: OrderedDict[str, list[str]] = OrderedDict()
 
     def first_token(self, ttft_s: float) -> None:
@@ -45,7 +46,7 @@ class Recent:
 
     def tokens(self, num_tokens: int, itl_s: float | None, now_s: float) -> None:
         """That came together at `now_s`, each so long after the one before; None: they are a choice's first."""
-        current = self._slice(now_s)
+        current = self._slices[-1] if now_s < self._current_ends_s else self._slice(now_s)
         current.num_tokens += num_tokens
         if itl_s is None:
             return
@@ -104,6 +105,7 @@ class Recent:
         number = self._number(at_s)
         if not self._slices or self._slices[-1].number != number:
             self._slices.append(_Slice(number))
+        self._current_ends_s = (number + 1) * self._slice_s
         return self._slices[-1]
 
 

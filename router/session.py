@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 Sink = Callable[[Event], None]
 
-_ACKNOWLEDGE_EVERY_S = 0.25
-_WATCH_EVERY_S = 0.1
+_ACKNOWLEDGE_EVERY_S = 0.4  # below what a node expects of us
+_LOOKS = 6  # in the time that a node may be silent
 _RECONNECT_AFTER_S = 0.05
 
 
@@ -178,15 +178,18 @@ class NodeSession:
             self._to_write = deque(self._unconfirmed)
 
     async def _write(self, call: Any) -> None:
+        loop = asyncio.get_running_loop()
+        acknowledge_at_s = loop.time()
         while True:
             while self._to_write:
                 await call.write(self._to_write.popleft())  # if this fails, it is still unconfirmed
-            await call.write(wire.acknowledge(self.info.role, self._last_event))
-            if self._to_write:
+            if loop.time() >= acknowledge_at_s:
+                acknowledge_at_s = loop.time() + _ACKNOWLEDGE_EVERY_S
+                await call.write(wire.acknowledge(self.info.role, self._last_event))
                 continue
             self._wake_writer.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(_ACKNOWLEDGE_EVERY_S):
+                async with asyncio.timeout_at(acknowledge_at_s):
                     await self._wake_writer.wait()
 
     def _receive(self, event: common_pb2.SessionEvent) -> None:
@@ -198,8 +201,9 @@ class NodeSession:
             self._deliver_steps_soon()
         elif kind == "failed":
             self._deliver_steps()
-            error = error_from_failure(event.failed, self.info.address)
-            self._deliver(event.failed.handle, Failed(error))
+            sink = self._sinks.get(event.failed.handle)
+            if sink is not None:
+                sink(Failed(error_from_failure(event.failed, self.info.address)))
         elif kind == "heartbeat":
             self._heartbeat(event.heartbeat)
 
@@ -229,13 +233,11 @@ class NodeSession:
             self._delivery = None
         self._delivered_s = asyncio.get_running_loop().time()
         steps, self._steps = self._steps, []
-        for handle, what in events_from_steps(steps):
-            self._deliver(handle, what)
-
-    def _deliver(self, handle: int, event: Event) -> None:
-        sink = self._sinks.get(handle)
-        if sink is not None:  # otherwise it has been cancelled, and this was on its way
-            sink(event)
+        sinks = self._sinks
+        for handle, event in events_from_steps(steps):
+            sink = sinks.get(handle)
+            if sink is not None:  # otherwise it has been cancelled, and this was on its way
+                sink(event)
 
     def _heartbeat(self, heartbeat: common_pb2.Heartbeat) -> None:
         self._confirm(heartbeat.last_command)
@@ -256,8 +258,8 @@ class NodeSession:
     async def _watch(self) -> None:
         """Counts silence in small steps, so that a pause of our own event loop is not taken for the node's."""
         while not self.is_lost:
-            await asyncio.sleep(_WATCH_EVERY_S)
-            self._silent_s += _WATCH_EVERY_S
+            await asyncio.sleep(self._settings.heartbeat_timeout_s / _LOOKS)
+            self._silent_s += self._settings.heartbeat_timeout_s / _LOOKS
             if self._has_opened and self._silent_s > self._settings.heartbeat_timeout_s:
                 self._lose(f"silent for {self._silent_s:.1f} s ({self._trouble})")
 

@@ -9,6 +9,7 @@ from __future__ import annotations  # grpc's classes are generic in their stubs 
 
 import argparse
 import asyncio
+import math
 import mmap
 import re
 import sys
@@ -32,18 +33,22 @@ _MANY = 1 << 20
 
 
 class Clock:
-    """Numbers ticks and writes their times down. `groups` of streams tick apart from each other."""
+    """Numbers ticks and writes their times down. Groups of streams tick in turn, at even distances."""
 
     def __init__(self, stamps: Path, interval_s: float, num_groups: int) -> None:
         with stamps.open("r+b") as file:
             self._stamps = memoryview(mmap.mmap(file.fileno(), NUM_TICKS * 8)).cast("d")
         self._interval_s = interval_s
         self._num_groups = num_groups
+        self._start_s = time.monotonic()
         self._number = 0
 
     async def run(self, group: int, tick: Callable[[int], None]) -> None:
         """One that comes late is not made up for."""
-        next_s = time.monotonic() + self._interval_s * group / self._num_groups
+        phase_s = self._interval_s * group / self._num_groups
+        next_s = self._start_s + phase_s
+        next_s += self._interval_s * max(0, math.ceil((time.monotonic() - next_s) / self._interval_s))
+        await asyncio.sleep(next_s - time.monotonic())
         while True:
             self._number = (self._number + 1) % NUM_TICKS
             self._stamps[self._number] = time.monotonic()

@@ -161,7 +161,7 @@ class OpenAIApi:
         await opening.wait(HEARTBEAT_S)
         numbering = Numbering(answer.response_id)
         if short_way is not None:
-            short_way.through(lambda delta: list(map(numbering.numbered, answer.events_of(delta))))
+            short_way.through(answer.events_of, numbering.numbered)
         events = numbering.all(answer.events(opening.deltas()))
         return EventStream(events, close=opening.aclose, short_way=short_way)
 

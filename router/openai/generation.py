@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 from kvasir.common.errors import NodeUnavailable
@@ -16,7 +16,7 @@ from kvasir.router.types import PositionLogprobs, Reader, RoutedRequest, Source,
 _MAX_PENDING = 64  # deltas of all choices together that nobody has taken yet
 
 
-@dataclass(slots=True, kw_only=True)  # a value, but freezing would double what making one costs
+@dataclass(slots=True)  # a value, but freezing would double what making one costs
 class ChoiceDelta:
     """What is new of one choice. `token_ids` are all that were generated, whether they have text or not."""
 
@@ -26,10 +26,10 @@ class ChoiceDelta:
     logprobs: tuple[PositionLogprobs, ...]
     finish_reason: str | None
     num_cached_tokens: int | None
+    served_by: str = ""  # address of the node that sampled these tokens
     parts: tuple[Part, ...] | None = None  # of the text, where it is read; None: it is all content
     num_reasoning_tokens: int = 0
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # of the choice's prompt, from its second token on
-    served_by: str = ""  # address of the node that sampled these tokens
 
 
 class ChoicesReader:
@@ -65,10 +65,14 @@ class ChoicesReader:
         at = delta.sequence
         if not self._is_open[at]:
             return None
+        text, reader, index = self._texts[at], self._readers[at], self._first_index + at
+        choice = _read_text(delta, text, index) if reader is None else _read_parts(delta, text, reader, index)
         if self._prompt_logprobs is None:  # they come with the first delta of any
             self._prompt_logprobs = delta.prompt_logprobs
-        choice = _read(delta, self._texts[at], self._readers[at], self._first_index + at, self._prompt_logprobs)
-        self._is_open[at] = choice.finish_reason is None
+        if self._prompt_logprobs:
+            choice.prompt_logprobs = self._prompt_logprobs
+        if choice.finish_reason is not None:
+            self._is_open[at] = False
         return choice
 
     def give_back(self, delta: TokenDelta, choice: ChoiceDelta) -> None:
@@ -99,35 +103,16 @@ async def generate_choices(
     yield final
 
 
-def _read(
-    delta: TokenDelta,
-    text: TextStream,
-    reader: AnswerReader | None,
-    index: int,
-    prompt_logprobs: tuple[PositionLogprobs, ...],
-) -> ChoiceDelta:
-    read = _read_text(delta, text, index) if reader is None else _read_parts(delta, text, reader, index)
-    return replace(read, prompt_logprobs=prompt_logprobs) if prompt_logprobs else read
-
-
 def _read_text(delta: TokenDelta, text: TextStream, index: int) -> ChoiceDelta:
     num_before = text.num_tokens
     shown = text.push(delta.token_ids)
-    num_taken = text.num_tokens - num_before
+    token_ids, logprobs, finish_reason = delta.token_ids, delta.logprobs, delta.finish_reason
     if text.is_stopped:
-        finish_reason: str | None = "stop"
-    else:
-        finish_reason = delta.finish_reason
-        shown += text.flush() if finish_reason else ""
-    return ChoiceDelta(
-        index=index,
-        text=shown,
-        token_ids=delta.token_ids[:num_taken],
-        logprobs=delta.logprobs[:num_taken],
-        finish_reason=finish_reason,
-        num_cached_tokens=delta.num_cached_tokens,
-        served_by=delta.served_by,
-    )
+        num_taken = text.num_tokens - num_before
+        token_ids, logprobs, finish_reason = token_ids[:num_taken], logprobs[:num_taken], "stop"
+    elif finish_reason is not None:
+        shown += text.flush()
+    return ChoiceDelta(index, shown, token_ids, logprobs, finish_reason, delta.num_cached_tokens, delta.served_by)
 
 
 def _read_parts(delta: TokenDelta, text: TextStream, reader: AnswerReader, index: int) -> ChoiceDelta:

@@ -19,15 +19,15 @@ class ShortWay:
     def __init__(self, choices: ChoicesReader, record: Callable[[ChoiceDelta], None]) -> None:
         self._choices = choices
         self._record = record
-        self._events_of: Callable[[ChoiceDelta], list[bytes]] | None = None
+        self._events_of: Callable[[ChoiceDelta], list[bytes]] = lambda delta: []
+        self._numbered: Callable[[bytes], bytes] = lambda event: event
         self._has_begun = False
         self._can_write: Callable[[], bool] = lambda: False
         self._write: Callable[[bytes], None] = lambda data: None
 
-    def through(self, events_of: Callable[[ChoiceDelta], list[bytes]]) -> "ShortWay":
-        """What makes events of deltas."""
-        self._events_of = events_of
-        return self
+    def through(self, events_of: Callable[[ChoiceDelta], list[bytes]], numbered: Callable[[bytes], bytes]) -> None:
+        """What makes events of deltas, and gives each its number."""
+        self._events_of, self._numbered = events_of, numbered
 
     def open(self, can_write: Callable[[], bool], write: Callable[[bytes], None]) -> None:
         self._can_write, self._write = can_write, write
@@ -41,7 +41,7 @@ class ShortWay:
 
     def take(self, delta: TokenDelta) -> bool:
         """Whether it has gone this way."""
-        if delta.finish_reason is not None or not self._has_begun or self._events_of is None or not self._can_write():
+        if delta.finish_reason is not None or not self._has_begun or not self._can_write():
             return False
         choice = self._choices.read(delta)
         if choice is None:
@@ -50,6 +50,9 @@ class ShortWay:
             self._choices.give_back(delta, choice)
             return False
         self._record(choice)
-        if events := self._events_of(choice):
-            self._write(b"".join(events))
+        events = self._events_of(choice)
+        if len(events) == 1:
+            self._write(self._numbered(events[0]))
+        elif events:
+            self._write(b"".join(map(self._numbered, events)))
         return True

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from functools import partial
 from typing import Any
 
 import orjson
@@ -47,7 +46,7 @@ class EventStream(StreamingResponse):
         self._close = close
         self._heartbeat_s = heartbeat_s
         self._short_way = short_way
-        self._last_sent_s = 0.0
+        self._num_sent = 0  # the long way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -60,15 +59,13 @@ class EventStream(StreamingResponse):
 
     async def _send(self, send: Send, send_body: Send, write_chunk: ChunkWriter | None) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        loop = asyncio.get_running_loop()
-        self._last_sent_s = loop.time()
-        beating = asyncio.create_task(self._beat(send))
+        beating = asyncio.create_task(self._beat(send, write_chunk))
         if self._short_way is not None and write_chunk is not None:
-            self._short_way.open(write_chunk.can_write, partial(self._write, write_chunk))
+            self._short_way.open(write_chunk.can_write, write_chunk)
         try:
             async for data in self._events:
                 await send_body({"type": "http.response.body", "body": data, "more_body": True})
-                self._last_sent_s = loop.time()
+                self._num_sent += 1
         finally:
             if self._short_way is not None:
                 self._short_way.close()
@@ -76,15 +73,12 @@ class EventStream(StreamingResponse):
             await asyncio.gather(beating, return_exceptions=True)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _write(self, write_chunk: ChunkWriter, data: bytes) -> None:
-        write_chunk(data)
-        self._last_sent_s = asyncio.get_running_loop().time()
-
-    async def _beat(self, send: Send) -> None:
-        loop = asyncio.get_running_loop()
+    async def _beat(self, send: Send, write_chunk: ChunkWriter | None) -> None:
+        """Looks twice in the time that a connection may be silent."""
+        num_seen = 0
         while True:
-            silence_s = loop.time() - self._last_sent_s
-            if silence_s >= self._heartbeat_s:
+            await asyncio.sleep(self._heartbeat_s / 2)
+            num_sent = self._num_sent + (0 if write_chunk is None else write_chunk.num_written)
+            if num_sent == num_seen:
                 await send({"type": "http.response.body", "body": HEARTBEAT, "more_body": True})
-                self._last_sent_s, silence_s = loop.time(), 0.0
-            await asyncio.sleep(self._heartbeat_s - silence_s)
+            num_seen = num_sent

@@ -13,15 +13,26 @@ class Detokenizer:
     incomplete when the sequence ends is one U+FFFD.
     """
 
+    __slots__ = ("_pending", "_tokenizer")
+
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._pending = b""  # the beginning of a character
 
     def push(self, token_id: int) -> str:
-        return self._utf8.decode(self._tokenizer.bytes_of(token_id))
+        return self._decode(self._tokenizer.bytes_of(token_id))
 
     def push_all(self, token_ids: Sequence[int]) -> str:
-        return self._utf8.decode(b"".join(map(self._tokenizer.bytes_of, token_ids)))
+        if len(token_ids) == 1:
+            return self._decode(self._tokenizer.bytes_of(token_ids[0]))
+        return self._decode(b"".join(map(self._tokenizer.bytes_of, token_ids)))
 
     def flush(self) -> str:
-        return self._utf8.decode(b"", final=True)
+        return self._decode(b"", final=True)
+
+    def _decode(self, data: bytes, final: bool = False) -> str:
+        if self._pending:
+            data = self._pending + data
+        text, num_decoded = codecs.utf_8_decode(data, "replace", final)
+        self._pending = data[num_decoded:]
+        return text

@@ -32,11 +32,7 @@ class TextStream:
         # A stop string may name a special token, which is matched even where it is not shown.
         self._matches_hidden = any(special in stop for stop in rules.stop for special in tokenizer.special_texts)
         self.num_tokens = 0
-
-    @property
-    def is_stopped(self) -> bool:
-        """A stop string has ended it; what comes after is not its text any more."""
-        return self._stop_strings.matched is not None
+        self.is_stopped = False  # a stop string has ended it; what comes after is not its text any more
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Takes ids up to the one that completes a stop string."""
@@ -68,4 +64,6 @@ class TextStream:
     def _match(self, text: str, shown: bool = True) -> str:
         if self.num_tokens <= self._rules.min_tokens:
             return text if shown else ""
-        return self._stop_strings.push(text, shown)
+        passed = self._stop_strings.push(text, shown)
+        self.is_stopped = self._stop_strings.matched is not None
+        return passed

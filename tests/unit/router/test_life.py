@@ -3,6 +3,7 @@ import pytest
 from kvasir.common.errors import Draining, NodeUnavailable, Overloaded
 from kvasir.common.seeds import sequence_seed
 from kvasir.router.life import Life, Mark, describe
+from kvasir.router.node_events import Tokens
 from kvasir.router.queue import Turn
 from tests.fake_cluster import a_request
 
@@ -13,9 +14,11 @@ def a_life(max_failures: int = 3) -> Life:
 
 async def test_what_is_said_once_is_said_with_the_first_tokens() -> None:
     life = a_life()
-    first = life.take(0, (4,), None, (), "p", prompt_logprobs=(), num_cached_tokens=3)
+    first = life.take(Tokens((4,), None, ()), "p", (), 3)
     need = life.need(wants_prefill=True)
-    second = life.take(0, (5, 6), "stop", (), "d", prompt_logprobs=(), num_cached_tokens=9)
+    second = life.take(Tokens((5, 6), "stop", ()), "d", (), 9)
+    assert first is not None
+    assert second is not None
     assert (first.num_cached_tokens, second.num_cached_tokens) == (3, None)
     assert (first.served_by, second.served_by) == ("p", "d")
     assert (life.outputs, life.open, life.outcomes) == ([[4, 5, 6]], set(), ["stop"])
@@ -25,16 +28,16 @@ async def test_what_is_said_once_is_said_with_the_first_tokens() -> None:
 async def test_sequences_that_part_keep_their_names_and_seeds() -> None:
     life = Life(a_request(10, num_sequences=4), Turn(0, 1), deadline_s=1e9, max_failures=3)
     for sequence in range(4):
-        life.take(
-            sequence, (sequence,), "stop" if sequence == 1 else None, (), "p", prompt_logprobs=(), num_cached_tokens=0
-        )
+        life.take(Tokens((sequence,), "stop" if sequence == 1 else None, (), sequence), "p", (), 0)
     assert (life.num_tokens, life.need(wants_prefill=True).num_sequences) == (13, 4)
     assert (life.stop(1), life.stop(2), life.stop(9)) == (None, 2, None)
     parts = life.parts()
     assert not life.open
     assert [(part.outputs, part.request.num_sequences) for part in parts] == [([[0]], 1), ([[3]], 1)]
     assert [part.request.sampling.seed for part in parts] == [7, sequence_seed(7, 3)]
-    delta = parts[1].take(0, (8,), "length", (), "d", prompt_logprobs=(), num_cached_tokens=5)
+    delta = parts[1].take(Tokens((8,), "length", ()), "d", (), 5)
+    assert delta is not None
+    assert parts[1].take(Tokens((9,), None, ()), "d", (), 5) is None, "its reader has had enough"
     assert (delta.sequence, delta.num_cached_tokens) == (3, None)
     assert parts[0].stop(3) is None
 
