@@ -129,7 +129,7 @@ def _disassembled(cubin: bytes) -> tuple[str, str]:
         file.flush()
         tool = knobs.nvidia.cuobjdump.path
         run = [
-            subprocess.run([tool, option, file.name], capture_output=True, text=True, check=True, timeout=60).stdout
+            subprocess.run([tool, option, file.name], capture_output=True, text=True, check=True, timeout=600).stdout
             for option in ("-res-usage", "-sass")
         ]
     return run[0], run[1]
