@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +20,9 @@ from kvasir.common.errors import InvalidRequest
 from kvasir.engine.grammar_step import Masks, advanced, next_mask
 from kvasir.engine.logits import process_logits, processes_logits
 from kvasir.engine.request import Request, RequestId
+from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.step import PositionLogprobs, Sampled
+from kvasir.kernels.choose import choose
 
 # Shapes: R rows, one a position to be sampled  V vocabulary  K drafts of one request
 
@@ -41,14 +42,14 @@ def sample(
 
     A request has one row, and one more for each of its drafts: the logits after it.
     """
-    best, finite = _best_and_finite(logits)
+    chosen, finite = _choose_from_raw(logits, requests, drafts)
     sampled, first = [], 0
     rows_scored: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)  # by how many of the best ones are wanted
     for request in requests:
         proposed = drafts.get(request.request_id, ())
         end = first + 1 + len(proposed)
         mask = masks.get(request.request_id)
-        one = _choose(logits[first:end], best[first:end], finite[first:end], request, proposed, mask)
+        one = _choose(logits[first:end], chosen[first:end], finite[first:end], request, proposed, mask)
         if request.sampling.logprobs is not None:
             rows_scored[request.sampling.logprobs] += [(first + i, token) for i, token in enumerate(one.token_ids)]
         sampled.append(one)
@@ -56,20 +57,41 @@ def sample(
     return _with_logprobs(logits, requests, sampled, rows_scored) if rows_scored else sampled
 
 
-def _best_and_finite(logits: Tensor) -> tuple[list[int], list[bool]]:
-    """logits [R, V] -> the best token of each row, the first of equals; and whether all of the row is finite"""
-    if logits.device.type != "cpu":
-        # One that is not finite makes the sum so. Both in one tensor: there is one wait for the device.
-        found = torch.stack((logits.argmax(-1), logits.sum(-1).isfinite().long())).tolist()
-        return found[0], list(map(bool, found[1]))
-    rows = logits.numpy()  # ten times as fast as torch here; a NaN is greater than all, and less
-    best = rows.argmax(-1)
-    finite = np.isfinite(rows[np.arange(len(rows)), best]) & np.isfinite(rows.min(-1))
-    return best.tolist(), finite.tolist()
+def _choose_from_raw(
+    logits: Tensor, requests: Sequence[Request], drafts: Drafts
+) -> tuple[list[int | None], list[bool]]:
+    """logits [R, V] -> each row's token where nothing is done to its logits (None: not known), and if it is finite
+
+    For all rows at once: they are what nearly all requests want.
+    """
+    wanted, us = [], []
+    for request in requests:
+        params, position = request.sampling, request.num_tokens
+        draws = not params.is_greedy and _draws_from_all(params)
+        for i in range(1 + len(drafts.get(request.request_id, ()))):
+            wanted.append(params)
+            us.append(uniform(params.seed, position + i) if draws else 0.0)
+    if logits.device.type == "cpu":
+        temperatures = [one.temperature if _draws_from_all(one) else 0.0 for one in wanted]
+        best, drawn = choose(logits, temperatures, us)
+        known = [one.is_greedy or _draws_from_all(one) for one in wanted]
+        return _where(known, drawn.tolist()), (best >= 0).tolist()
+    # One that is not finite makes the sum so. Both in one tensor: there is one wait for the device.
+    tokens, finite = torch.stack((logits.argmax(-1), logits.sum(-1).isfinite().long())).tolist()
+    return _where([one.is_greedy for one in wanted], tokens), list(map(bool, finite))
+
+
+def _where(known: Sequence[bool], tokens: Sequence[int]) -> list[int | None]:
+    return [token if is_known else None for is_known, token in zip(known, tokens, strict=True)]
+
+
+def _draws_from_all(params: SamplingParams) -> bool:
+    """No token is left out."""
+    return params.top_k <= 0 and params.top_p >= 1 and params.min_p <= 0
 
 
 def _choose(
-    raw: Tensor, best: list[int], finite: list[bool], request: Request, drafts: Sequence[int],
+    raw: Tensor, chosen: list[int | None], finite: list[bool], request: Request, drafts: Sequence[int],
     mask: Tensor | InvalidRequest | None,
 ) -> Sampled:  # fmt: skip
     """raw [1 + K, V]. What goes wrong behind a kept draft is found again in the next step, where it comes first."""
@@ -77,7 +99,7 @@ def _choose(
     for i, proposed in enumerate((*drafts, -1)):
         if i and request.matcher is not None:
             mask = next_mask(request)
-        one = _choose_token(raw[i], best[i], request, tokens, mask) if finite[i] else Sampled((), is_finite=False)
+        one = _choose_token(raw[i], chosen[i], request, tokens, mask) if finite[i] else Sampled((), is_finite=False)
         if not one.token_ids:
             return Sampled(tuple(tokens)) if tokens else one
         token = one.token_ids[0]
@@ -88,9 +110,9 @@ def _choose(
 
 
 def _choose_token(
-    raw: Tensor, best: int, request: Request, tokens: list[int], mask: Tensor | InvalidRequest | None
+    raw: Tensor, chosen: int | None, request: Request, tokens: list[int], mask: Tensor | InvalidRequest | None
 ) -> Sampled:
-    """The request's own choice after its output and `tokens`. raw [V]"""
+    """The request's own choice after its output and `tokens`. raw [V], and what is chosen if they stay as they are"""
     if isinstance(mask, InvalidRequest):
         return Sampled(error=mask)
     params = request.sampling
@@ -99,11 +121,13 @@ def _choose_token(
     if mask is not None or processes_logits(params, num_outputs):
         outputs = request.output_token_ids + tokens if tokens else request.output_token_ids
         logits = process_logits(raw, params, request.prompt_token_ids, outputs, mask)
-    if not params.is_greedy:
+    if logits is raw and chosen is not None:
+        token = chosen
+    elif params.is_greedy:
+        token = int(logits.argmax())
+    else:
         u = uniform(params.seed, len(request.prompt_token_ids) + num_outputs)
         token = draw(logits, params.temperature, params.top_k, params.top_p, params.min_p, u)
-    else:
-        token = best if logits is raw else int(logits.argmax())
     return advanced(request, Sampled((token,)))
 
 

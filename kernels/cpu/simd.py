@@ -104,6 +104,7 @@ def _pointer_to(element: Any) -> Callable[..., Any]:
 
 
 _float32_pointer = _pointer_to(types.float32)
+_float64_pointer = _pointer_to(types.float64)
 _int32_pointer = _pointer_to(types.int32)
 _int64_pointer = _pointer_to(types.int64)
 _int8_pointer = _pointer_to(types.int8)
@@ -115,6 +116,11 @@ _uint32_pointer = _pointer_to(types.uint32)
 @compiled
 def float32_array(address: Any, shape: Any) -> Any:
     return carray(_float32_pointer(address), shape)
+
+
+@compiled
+def float64_array(address: Any, shape: Any) -> Any:
+    return carray(_float64_pointer(address), shape)
 
 
 @compiled
