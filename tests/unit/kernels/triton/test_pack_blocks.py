@@ -134,6 +134,21 @@ def test_a_range_of_heads_is_what_a_node_with_those_heads_packs(device: str) -> 
     assert torch.equal(mine, theirs)
 
 
+@pytest.mark.parametrize("codec", ["fp16", "int8", "fp8"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_a_node_of_another_dtype_has_packed(codec: Codec, dtype: torch.dtype, device: str) -> None:
+    """Its values may be too large for float16: they saturate."""
+    cache = some_cache((2, 1, 2, 2, 8, 64), torch.float32, device) * 100
+    ids = torch.tensor([1, 0], device=device)
+    staging, _ = staging_for(cache, 2, codec, None)
+    pack_blocks(cache, ids, staging, codec=codec)
+    mine, wanted = (torch.full_like(cache, 7.0, dtype=dtype) for _ in range(2))
+    unpack_blocks(staging, ids, mine, codec=codec)
+    unpack_blocks_reference(staging, ids, wanted, codec=codec)
+    assert is_same(mine, wanted)
+    assert bool((wanted.abs() >= 65504).any())
+
+
 def test_what_lies_between_two_values_of_fp8_goes_to_the_even_one(device: str) -> None:
     """All such values, in a row whose scale is 1; torch's own cast says where they go."""
     steps = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
