@@ -1,7 +1,9 @@
-"""HTTP as bytes: what the parser would gather without end is bounded, what is no HTTP is refused in OpenAI's body."""
+"""HTTP as bytes: what the parser would gather without end is bounded, what is no HTTP is refused in OpenAI's body, and
+other protocols are politely not spoken."""
 
 from typing import Any
 
+import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -18,12 +20,46 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._num_gathered_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+            return
         if self._num_gathered_bytes > _MAX_GATHERED_BYTES and not self.transport.is_closing():
             self.send_400_response("The head of the HTTP request is too long.")
 
+    def _parse(self, data: bytes) -> None:
+        """An offer to go on in another protocol (`Upgrade: h2c`, a WebSocket) is not taken: the request is answered in
+        HTTP/1.1. The parser ends a request with its head there, and would read the body as the next request; so
+        another parser is given the head without the offer, and then the rest."""
+        rest = memoryview(data)
+        while True:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = rest[upgrade.args[0] :]
+                head = self._head_without_upgrade()
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as the one before
+                self._feed_head(head)
+
+    def _feed_head(self, head: bytes) -> None:
+        try:
+            self.parser.feed_data(head)
+        except httptools.HttpParserUpgrade:
+            raise httptools.HttpParserError("CONNECT is for proxies") from None
+
+    def _head_without_upgrade(self) -> bytes:
+        lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        version = self.parser.get_http_version().encode()
+        return b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, b"".join(lines))
+
     def on_headers_complete(self) -> None:
         self._num_gathered_bytes = 0
+        if self.parser.should_upgrade():
+            return  # this parser is done
         super().on_headers_complete()
         self.scope[WRITE_CHUNK] = ChunkWriter(self.cycle)  # type: ignore[literal-required]
 
@@ -33,6 +69,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._num_gathered_bytes = 0
+        if self.parser.should_upgrade():
+            return
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
