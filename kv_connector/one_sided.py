@@ -8,7 +8,8 @@ has not read within the loan, and a sender has its blocks back at the loan's end
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Literal
 
@@ -19,7 +20,11 @@ from kvasir.kv_connector.one_sided_engine import Pool, ReadEngine
 from kvasir.kv_connector.one_sided_link import Link
 from kvasir.kv_connector.one_sided_server import LoanServer
 from kvasir.kv_connector.settings import ConnectorSettings
+from kvasir.kv_connector.worker import P, T, Worker
 
+log = logging.getLogger(__name__)
+
+_ENGINE_TIMEOUT_S = 20.0  # it starts and ends by code that is not ours
 _CLOSE_TIMEOUT_S = 1.0
 _LET_GO_TIMEOUT_S = 2.0
 _MAX_HANGING = 8  # each holds a staging buffer
@@ -47,7 +52,11 @@ class OneSidedConnector:
     async def open(self, source: BlockSource, max_payload_bytes: int) -> None:
         self._max_payload_bytes = max_payload_bytes
         pool = None if source.pool is None else Pool.of(source.pool)
-        description = await asyncio.to_thread(self._engine.open, pool)
+        try:
+            async with asyncio.timeout(_ENGINE_TIMEOUT_S):
+                description = await self._call_engine(self._engine.open, pool)
+        except TimeoutError:
+            raise KVTransferError(f"{self.name}'s engine does not start") from None
         self._server = LoanServer(source, pool, description, self._settings, self._engine.lending)
         self._port = await self._server.start()
 
@@ -60,9 +69,20 @@ class OneSidedConnector:
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await asyncio.gather(*(link.ended.wait() for link, _ in self._links.values()))
-        await asyncio.to_thread(self._engine.close)
+        try:
+            async with asyncio.timeout(_ENGINE_TIMEOUT_S):
+                await self._call_engine(self._engine.close)
+        except TimeoutError:
+            log.error("%s's engine does not end", self.name)
         if self._server is not None:
             self._server.take_all_back()
+
+    def _call_engine(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "asyncio.Future[T]":
+        """On a thread that nobody waits for at the end of the process, should the engine hang."""
+        worker = Worker(f"kv-{self.name}")
+        called = worker.call(call, *args, **kwargs)
+        worker.stop()
+        return called
 
     @property
     def endpoint(self) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import struct
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 
 from kvasir.common.addresses import split_address
 from kvasir.common.errors import KVTransferError
+from kvasir.kv_connector import one_sided
 from kvasir.kv_connector import one_sided_protocol as protocol
 from kvasir.kv_connector.conformance import connect  # noqa: F401  (a fixture)
 from kvasir.kv_connector.conformance.transfers import *  # noqa: F403  (tests, all of them)
@@ -186,6 +188,23 @@ def test_a_block_is_found_by_where_its_bytes_are() -> None:
     assert pool.block_at(memoryview(b"")) is None
     shifted = memoryview(memory.pool.cast("B"))[3 : 3 + SMALL.bytes_per_block]
     assert pool.block_at(shifted) is None
+
+
+@pytest.mark.parametrize("call", ["open", "close"])
+async def test_an_engine_that_hangs_holds_up_nobody_for_ever(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_sided, "_ENGINE_TIMEOUT_S", 0.2)
+    is_over = threading.Event()
+    monkeypatch.setattr(CmaEngine, call, lambda *_: is_over.wait())
+    try:
+        if call == "close":
+            async with pair_of() as pair:
+                await send_all(pair, 4)
+        else:
+            with pytest.raises(KVTransferError, match="does not start"):
+                async with pair_of():
+                    pass
+    finally:
+        is_over.set()
 
 
 @pytest.mark.parametrize(
