@@ -17,7 +17,7 @@ from kvasir.kv_connector.stored import before_payload
 
 ALIGNMENT = 64
 PIECE_BYTES = 8 << 20
-_NUM_SENT_AHEAD = 2  # blocks whose answers are still to come
+_NUM_SENT_AHEAD = 8  # blocks whose answers are still to come, so that the server need not wait for the next
 _UNFINISHED_TTL = b"60000"  # ms, of pieces that nobody adds to
 _WRONG_TYPE = Refusal("WRONGTYPE")
 
