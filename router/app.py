@@ -16,6 +16,8 @@ from kvasir.router.openai.errors import HttpError, error_response, json_response
 from kvasir.router.openai.responses.api import ResponsesApi
 from kvasir.router.openai.tokens import TokensApi
 from kvasir.router.overview import Overview
+from kvasir.router.tenants.tenant import current_tenant
+from kvasir.router.tenants.visible import visible_metrics
 
 
 def create_app(
@@ -25,6 +27,8 @@ def create_app(
     overview: Overview,
     keys: ApiKeys,
     router_metrics: RouterMetrics,
+    *,
+    isolates_tenants: bool = False,
 ) -> FastAPI:
     # Exact routes only: a slash more is another path, and no path is answered by a redirect.
     app = FastAPI(title="Kvasir", version=__version__, redirect_slashes=False, openapi_url=None)
@@ -73,7 +77,10 @@ def create_app(
         return json_response({"version": __version__})
 
     async def show_metrics(request: Request) -> Response:
-        return Response(await overview.metrics(), headers={"content-type": CONTENT_TYPE_LATEST})
+        text = await overview.metrics()
+        if isolates_tenants:
+            text = visible_metrics(text, current_tenant.get())
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     app.add_route("/health", health, methods=["GET"])
     app.add_route("/ready", ready, methods=["GET"])

@@ -124,7 +124,15 @@ async def running_router(config: RouterConfig, sharing: Alone) -> AsyncIterator[
         picture = partial(take_picture, cluster.pool, router_metrics.recent, lambda: cluster.queue.num_waiting)
         own = OwnOverview(cluster.dispatcher, metrics, router_metrics, picture)
         overview = sharing.overview(own)
-        app = create_app(api, ResponsesApi(api, store), tokens, overview, keys, router_metrics)
+        app = create_app(
+            api,
+            ResponsesApi(api, store),
+            tokens,
+            overview,
+            keys,
+            router_metrics,
+            isolates_tenants=config.isolate_tenants and keys.are_wanted,
+        )
         add_page(app, overview, router_metrics.recent)
         yield Router(app=app, names=tuple(names), cluster=cluster, streams=streams, overview=own)
 

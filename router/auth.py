@@ -20,6 +20,10 @@ class ApiKeys:
         self._tenants = tuple(tenants)
         self._anybody = Tenant("anybody", limits=limits)
 
+    @property
+    def are_wanted(self) -> bool:
+        return bool(self._tenants)
+
     def tenant(self, path: str, headers: Mapping[str, str]) -> Tenant | None:
         """Whose key it is; None if it is nobody's."""
         if not self._tenants or path in OPEN_PATHS:

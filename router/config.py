@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from kvasir.common.config import ServiceConfig, Words
+from kvasir.router.http_bounds import HttpBounds
 
 
 class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
@@ -59,6 +60,10 @@ class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
         description="Processes that share the port. Limits of keys, stored responses and metrics are of all together; "
         "limits of the queue, of resumable streams and of grammar workers are divided among them.",
     )
+    limit_concurrency: int = Field(default=8192, gt=0, description="Connections at once; more are refused with 503.")
+    timeout_keep_alive_s: float = Field(default=75.0, gt=0, description="How long an idle connection is kept.")
+    timeout_head_s: float = Field(default=30.0, gt=0, description="How long the head of a request may take to arrive.")
+    timeout_body_s: float = Field(default=300.0, gt=0, description="How long the body of a request may take then.")
     shutdown_grace_s: float = Field(default=30.0, ge=0, description="How long requests may still run after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -87,6 +92,15 @@ class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
         default=30.0, gt=0, description="A node whose engine has not finished a step for so long is lost."
     )
     canary_timeout_s: float = Field(default=30.0, gt=0, description="A canary generation must end within this.")
+
+    @property
+    def http_bounds(self) -> HttpBounds:
+        return HttpBounds(
+            limit_concurrency=self.limit_concurrency,
+            timeout_head_s=self.timeout_head_s,
+            timeout_body_s=self.timeout_body_s,
+            timeout_keep_alive_s=self.timeout_keep_alive_s,
+        )
 
     @property
     def max_resumable_streams_of_one(self) -> int | None:

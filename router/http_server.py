@@ -5,43 +5,51 @@ import math
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from kvasir.router.http_protocol import BoundedHttpProtocol
+from kvasir.router.http_bounds import HttpBounds
+from kvasir.router.http_patience import PatientHttpProtocol
 
-_KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that it is they who close them
+_DEFAULT_BOUNDS = HttpBounds()
 
 
 @asynccontextmanager
-async def running_http_server(app: ASGIApp, host: str, port: int, grace_s: float) -> AsyncIterator["HttpServer"]:
+async def running_http_server(
+    app: ASGIApp, host: str, port: int, grace_s: float, bounds: HttpBounds = _DEFAULT_BOUNDS
+) -> AsyncIterator["HttpServer"]:
     """On leaving, nothing new is accepted, and what runs may end within `grace_s`. OSError if the port is taken."""
-    async with _running(app, [bound_socket(host, port)], grace_s) as server:
+    async with _running(app, [bound_socket(host, port)], grace_s, bounds) as server:
         yield server
 
 
 @asynccontextmanager
-async def running_http_worker(app: ASGIApp, grace_s: float) -> AsyncIterator["HttpServer"]:
+async def running_http_worker(app: ASGIApp, grace_s: float, bounds: HttpBounds) -> AsyncIterator["HttpServer"]:
     """Serves the connections that it is told to `adopt`."""
-    async with _running(app, [], grace_s) as server:
+    async with _running(app, [], grace_s, bounds) as server:
         yield server
 
 
 @asynccontextmanager
-async def _running(app: ASGIApp, listeners: list[socket.socket], grace_s: float) -> AsyncIterator["HttpServer"]:
+async def _running(
+    app: ASGIApp, listeners: list[socket.socket], grace_s: float, bounds: HttpBounds
+) -> AsyncIterator["HttpServer"]:
+    protocol: Any = partial(PatientHttpProtocol, bounds=bounds)
     config = uvicorn.Config(
         app,
         loop="none",
-        http=BoundedHttpProtocol,
+        http=protocol,
         ws="none",
         lifespan="off",
         log_config=None,
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_keep_alive=math.ceil(bounds.timeout_keep_alive_s),
+        proxy_headers=False,  # nothing here asks where a client is
         timeout_graceful_shutdown=math.ceil(grace_s),
     )
     server = HttpServer(config, port=listeners[0].getsockname()[1] if listeners else 0)

@@ -19,7 +19,9 @@ async def serve(config: RouterConfig) -> None:
     stop = StopSignals()
     async with (
         running_router(config, Alone()) as router,
-        running_http_server(router.app, config.host, config.port, config.shutdown_grace_s) as server,
+        running_http_server(
+            router.app, config.host, config.port, config.shutdown_grace_s, config.http_bounds
+        ) as server,
     ):
         stop.on_second = server.hurry
         settle()

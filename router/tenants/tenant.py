@@ -28,6 +28,7 @@ class Tenant:
     name: str
     digest: bytes = b""  # SHA-256 of the key
     limits: Limits = NO_LIMITS
+    is_operator: bool = False  # sees what is said of others, though tenants are isolated
 
     @property
     def owner(self) -> str:
@@ -59,6 +60,7 @@ class _Entry(BaseModel):
     requests_per_minute: _Count | None = None
     tokens_per_minute: _Count | None = None
     max_concurrent_requests: _Count | None = None
+    is_operator: bool = False
 
 
 def read_tenants(path: Path, defaults: Limits) -> list[Tenant]:
@@ -72,7 +74,10 @@ def read_tenants(path: Path, defaults: Limits) -> list[Tenant]:
         raise ValueError(f"{path}: {error}") from error
     _refuse_doubles(path, [entry.name for entry in entries])
     _refuse_doubles(path, [entry.sha256 for entry in entries])
-    return [Tenant(entry.name, bytes.fromhex(entry.sha256), _limits(entry, defaults)) for entry in entries]
+    return [
+        Tenant(entry.name, bytes.fromhex(entry.sha256), _limits(entry, defaults), entry.is_operator)
+        for entry in entries
+    ]
 
 
 def _limits(entry: _Entry, defaults: Limits) -> Limits:

@@ -12,11 +12,9 @@ import logging
 import os
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 
 from kvasir.common.grpc_server import bind, new_server
 from kvasir.common.secrets import cluster_secret
@@ -27,6 +25,7 @@ from kvasir.router.nodes import Role
 from kvasir.router.openai.responses.store import MemoryResponseStore
 from kvasir.router.server import StopSignals
 from kvasir.router.workers.door import Door
+from kvasir.router.workers.folder import own_folder
 from kvasir.router.workers.hub import Hub
 from kvasir.router.workers.places import Places, server_at
 from kvasir.router.workers.process import WorkerProcess
@@ -48,7 +47,7 @@ async def serve_workers(config: RouterConfig) -> int:
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(bound_socket(config.host, config.port))
         port = listener.getsockname()[1]
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvasir-router-")))
+        folder = stack.enter_context(own_folder())
         share = share_of(config.model_copy(update={"port": port})).model_dump_json().encode()
         workers = [WorkerProcess(number, Places(folder), share) for number in range(config.workers)]
         hub = Hub(
@@ -82,6 +81,7 @@ def share_of(config: RouterConfig) -> RouterConfig:
         return None if number is None else -(-number // config.workers)
 
     divided = (
+        "limit_concurrency",
         "max_num_queued_reqs",
         "max_num_queued_tokens",
         "max_resumable_streams",

@@ -4,6 +4,7 @@ from __future__ import annotations  # grpc's classes are generic in their stubs 
 
 import asyncio
 import logging
+import shutil
 import socket
 import sys
 import time
@@ -76,11 +77,12 @@ async def serve_worker(number: int, places: Places, control: socket.socket, conf
         async with (
             running_router(config, sharing) as router,
             _answering(router, places.worker(number), stop, config.shutdown_grace_s),
-            running_http_worker(router.app, config.shutdown_grace_s) as server,
+            running_http_worker(router.app, config.shutdown_grace_s, config.http_bounds) as server,
         ):
 
             def end() -> None:
                 log.warning("the parent is gone")
+                shutil.rmtree(places.folder, ignore_errors=True)  # nobody else would; who is connected stays so
                 stop.first.set()
                 server.hurry()
 

@@ -186,6 +186,14 @@ async def test_a_signal_lets_all_workers_finish_what_they_have_begun(tmp_path: P
 async def test_without_its_parent_no_worker_stays(tmp_path: Path) -> None:
     async with running_workers(tmp_path) as workers:
         pids = workers.pids
+        folder = _folder_of(pids[0])
+        assert (folder / "hub").exists()
         workers.process.kill()
         await workers.process.wait()
         await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+        await until(lambda: not folder.exists())
+
+
+def _folder_of(pid: int) -> Path:
+    """The second of its arguments."""
+    return Path(Path(f"/proc/{pid}/cmdline").read_text().split("\0")[-3])

@@ -1,0 +1,71 @@
+"""Connections that take their time: how many there may be, and how long a request may take to arrive. A client that
+sends a byte a second, or nothing, holds a connection only for so long."""
+
+import asyncio
+from typing import Any
+
+import orjson
+
+from kvasir.router.http_bounds import HttpBounds
+from kvasir.router.http_protocol import BoundedHttpProtocol
+from kvasir.router.openai.errors import HttpError, error_body
+
+_LINES = {408: b"408 Request Timeout", 503: b"503 Service Unavailable"}
+
+
+class PatientHttpProtocol(BoundedHttpProtocol):
+    def __init__(self, *args: Any, bounds: HttpBounds, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._bounds = bounds
+        self._patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._bounds.limit_concurrency:
+            self._refuse(503, f"there are {self._bounds.limit_concurrency} connections already", "too_many_connections")
+        else:
+            self._wait_for("head", self._bounds.timeout_head_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._patience is None:  # else since the connection was made
+            self._wait_for("head", self._bounds.timeout_head_s)
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._wait_for("body", self._bounds.timeout_body_s)
+
+    def on_message_complete(self) -> None:
+        self._stop_waiting()
+        super().on_message_complete()
+
+    def _wait_for(self, part: str, timeout_s: float) -> None:
+        self._stop_waiting()
+        self._patience = self.loop.call_later(timeout_s, self._lose_patience, part, timeout_s)
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _lose_patience(self, part: str, timeout_s: float) -> None:
+        self._patience = None
+        if self.transport.is_closing():
+            return
+        is_answering = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+        if is_answering:  # to this request, or to the one before it
+            self.transport.abort()
+        else:
+            self._refuse(408, f"the {part} of the request did not arrive within {timeout_s:g} s", "request_timeout")
+
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        kind = "service_unavailable" if status == 503 else "invalid_request_error"
+        content = orjson.dumps(error_body(HttpError(status, message, code, kind=kind)))
+        head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nconnection: close\r\n" % _LINES[status]
+        retry = b"retry-after: 1\r\n" if status == 503 else b""
+        self.transport.write(head + retry + b"content-length: %d\r\n\r\n" % len(content) + content)
+        self.transport.close()
