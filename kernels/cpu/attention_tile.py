@@ -99,18 +99,26 @@ class _Tile:
         """A vector of scores for each row."""
         builder = self._builder
         end = builder.and_(depth, ir.Constant(_I64, -LANES))
-        per_shuffle = [
-            self._partial_scores(rows, queries, query_stride, keys, list(range(j, LANES, _LANES_OF_A_SHUFFLE)), end)
-            for j in range(_LANES_OF_A_SHUFFLE)
+        # One loop, and memory between its rounds: unrolled, the sums of all rounds would want registers at once.
+        parts = cgutils.alloca_once(builder, ir.ArrayType(_VECTOR, rows * _LANES_OF_A_SHUFFLE))
+        parts = builder.ptrtoint(parts, _I64)
+        width = ir.Constant(_I64, _LANES_OF_A_SHUFFLE * LANES)
+        with cgutils.for_range(builder, ir.Constant(_I64, _LANES_OF_A_SHUFFLE), intp=_I64) as loop:
+            column = builder.mul(loop.index, ir.Constant(_I64, LANES))
+            for r, total in enumerate(self._partial_scores(rows, queries, query_stride, keys, loop.index, end)):
+                builder.store(total, self.floats_at(parts, r, width, 0, column), align=4)
+        return [
+            self._fold_within(
+                [builder.load(self.floats_at(parts, r, width, j), align=4) for j in range(_LANES_OF_A_SHUFFLE)]
+            )
+            for r in range(rows)
         ]
-        return [self._fold_within([sums[r] for sums in per_shuffle]) for r in range(rows)]
 
-    def _partial_scores(
-        self, rows: int, queries: Any, query_stride: Any, keys: Any, indices: list[int], end: Any
-    ) -> list[Any]:
-        """For each row a vector of the scores of these keys, each as _LANES_OF_A_SHUFFLE parts of its sum."""
+    def _partial_scores(self, rows: int, queries: Any, query_stride: Any, keys: Any, first: Any, end: Any) -> list[Any]:
+        """For each row a vector of the scores of keys `first`, first + 4, ..., each as 4 parts of its sum."""
         builder = self._builder
-        places = [self._address_at(keys, ir.Constant(_I64, i)) for i in indices]
+        indices = [builder.add(first, ir.Constant(_I64, i)) for i in range(0, LANES, _LANES_OF_A_SHUFFLE)]
+        places = [self._address_at(keys, i) for i in indices]
         cells = [[self._cell() for _ in indices] for _ in range(rows)]
         zero, step = ir.Constant(_I64, 0), ir.Constant(_I64, LANES)
         with cgutils.for_range_slice(builder, zero, end, step, intp=_I64) as (d, _):

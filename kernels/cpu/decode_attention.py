@@ -56,10 +56,11 @@ def _list_keys(cache: Any, shape: Any, layer: Any, block_tables: Any, place: Any
 
 
 @compiled
-def _fetch(rows: Any, row_bytes: Any) -> None:
-    for row in rows:
+def _fetch(rows: Any, first: Any, row_bytes: Any) -> None:
+    """The LANES rows from `first` on, by their addresses"""
+    for i in range(first, first + LANES):
         for line in range(0, row_bytes, _LINE_BYTES):
-            prefetch(row + line)
+            prefetch(rows[i] + line)
 
 
 @compiled
@@ -80,11 +81,11 @@ def _scale(cache: Any, shape: Any, layer: Any, block_tables: Any, place: Any, wh
 
 
 @compiled
-def _score(query: Any, cache: Any, keys: Any, values: Any, scores: Any) -> None:
-    """scores [G, C] = query [G, D] @ keys.T, by their addresses. Meanwhile the values come in from memory."""
+def _score(query: Any, cache: Any, width: Any, keys: Any, values: Any, scores: Any) -> None:
+    """scores [G, C] = query [G, D] @ the first `width` keys.T, by their addresses. Meanwhile the values come in."""
     group, head_dim = query.shape
-    for first in range(0, len(keys), LANES):
-        _fetch(values[first : first + LANES], head_dim * cache.itemsize)
+    for first in range(0, width, LANES):
+        _fetch(values, first, head_dim * cache.itemsize)
         for r in range(0, group, TILE_ROWS):
             score_keys(
                 query.ctypes.data + r * query.strides[0], head_dim, min(TILE_ROWS, group - r), cache,
@@ -93,7 +94,7 @@ def _score(query: Any, cache: Any, keys: Any, values: Any, scores: Any) -> None:
             )  # fmt: skip
     in_vectors = head_dim // LANES * LANES
     if in_vectors < head_dim:
-        for i in range(len(keys)):
+        for i in range(width):
             key = rows_at(cache, keys[i], 1, head_dim)
             for r in range(group):
                 for d in range(in_vectors, head_dim):
@@ -170,25 +171,25 @@ def _work(counter: Any, query: Any, num_heads: Any, cache: Any, shape: Any, laye
     _, num_kv_heads, block_size, head_dim = shape
     group, split = num_heads // num_kv_heads, compiled_split_tokens(block_size)
     most = padded(split, LANES)
-    rows = np.zeros(3 * most, np.int64)  # addresses: the keys of this piece, its values, the next piece's keys
+    keys, values, next_keys = np.zeros(most, np.int64), np.zeros(most, np.int64), np.zeros(most, np.int64)
     scaled, sums = np.zeros((group, head_dim), np.float32), np.zeros((group, head_dim), np.float32)
     scores, state = np.zeros((group, most), np.float32), np.zeros((group, 2), np.float32)
     to_values = num_kv_heads * cache.strides[0]
     place = locate(next_piece(counter), 0, 0, seq_lens, window, split, num_kv_heads)
     if place[0] < len(seq_lens):
-        _list_keys(cache, shape, layer, block_tables, place, rows[:most])
+        _list_keys(cache, shape, layer, block_tables, place, keys)
     while place[0] < len(seq_lens):
         s, base, _, head, start, end = place
         upcoming = locate(next_piece(counter), s, base, seq_lens, window, split, num_kv_heads)
-        keys, values, next_keys = rows[:most], rows[most : 2 * most], rows[2 * most :]
-        values[:] = keys + to_values
+        for i in range(most):
+            values[i] = keys[i] + to_values
         _list_keys(cache, shape, layer, block_tables, upcoming, next_keys)
         count = end - start
         width = padded(count, LANES)
         for r in range(group):
             for d in range(head_dim):
                 scaled[r, d] = query[s, (head * group + r) * head_dim + d] * scale
-        _score(scaled, cache, keys[:width], values, scores)
+        _score(scaled, cache, width, keys, values, scores)
         _scale(cache, shape, layer, block_tables, place, 0, scores)
         if cap > 0:
             soft_cap(scores, group, cap)
@@ -196,7 +197,7 @@ def _work(counter: Any, query: Any, num_heads: Any, cache: Any, shape: Any, laye
         _scale(cache, shape, layer, block_tables, place, 1, scores)
         _add_values(count, scores, cache, values, next_keys, sums)
         _finish(place, splits_of(seq_lens[s], window, split)[2] == 1, state, sums, out, partials)
-        keys[:] = next_keys
+        keys, next_keys = next_keys, keys
         place = upcoming
 
 
