@@ -4,18 +4,15 @@ A panel holds `PANEL` outputs (columns) for all inputs, input by input, so it is
 float32, float16, int8 or pairs of 4 bits; they become float32 on their way into the registers.
 """
 
-from importlib import import_module
 from typing import Any
 
-from kvasir.kernels.cpu.simd import cgutils, intrinsic, ir, types
+from kvasir.kernels.cpu.simd import CPU_FEATURES, IS_WIDE, cgutils, intrinsic, ir, types
 
-_FEATURES = import_module("llvmlite.binding").get_host_cpu_features()
-_IS_WIDE = bool(_FEATURES.get("avx512f"))
-PANEL = 32 if _IS_WIDE else 16  # columns: two registers
-ROWS = (1, 2, 4, 8, 12) if _IS_WIDE else (1, 2, 4, 6)  # of a tile; with 12 x 2 (6 x 2) sums in registers
+PANEL = 32 if IS_WIDE else 16  # columns: two registers
+ROWS = (1, 2, 4, 8, 12) if IS_WIDE else (1, 2, 4, 6)  # of a tile; with 12 x 2 (6 x 2) sums in registers
 PAIR_ROWS = ROWS[-1] // 2  # of a tile that is two panels wide: fewer loads for as many sums
 # Without F16C, compilers turn a float16 into a float32 by a call of a function that may not be there.
-CONVERTS_FLOAT16 = bool(_FEATURES.get("f16c")) or not any("sse" in name for name in _FEATURES)
+CONVERTS_FLOAT16 = bool(CPU_FEATURES.get("f16c")) or not any("sse" in name for name in CPU_FEATURES)
 
 _FLOAT32, _FLOAT16, _INT8, _INT4 = types.float32, types.uint16, types.int8, types.uint8
 _UNROLL = {1: 4, 2: 2}  # with few rows, sums of their own for every other input, or each waits for the one before

@@ -1,11 +1,13 @@
 """What the compiled loops are made of: arrays at addresses, a shared counter, a product in registers, exp2, tanh."""
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
@@ -19,7 +21,20 @@ cgutils: Any = import_module("numba.core.cgutils")
 ir: Any = cgutils.ir
 carray: Callable[..., Any] = numba.carray
 
-IS_WIDE = bool(import_module("llvmlite.binding").get_host_cpu_features().get("avx512f"))
+log = logging.getLogger(__name__)
+
+
+def _cpu_features() -> dict[str, bool]:
+    """What the loops are compiled for: this CPU, or what NUMBA_CPU_FEATURES says ("+avx2,+fma,...")."""
+    chosen = numba.config.CPU_FEATURES
+    if chosen is None:
+        return dict(import_module("llvmlite.binding").get_host_cpu_features())
+    names = [name.strip() for name in chosen.split(",") if name.strip()]
+    return {name[1:]: name.startswith("+") for name in names}
+
+
+CPU_FEATURES = _cpu_features()
+IS_WIDE = bool(CPU_FEATURES.get("avx512f"))
 LANES = 16 if IS_WIDE else 8  # floats in one register
 TILE_ROWS = 4  # what `multiply_tile` computes at once:
 TILE_COLUMNS = 4 * LANES if IS_WIDE else 2 * LANES  # with all sums in registers
@@ -37,35 +52,45 @@ class Loop(Protocol):
     def ctypes(self, arguments: Any) -> None: ...
 
 
-def _keep_compiled_code_by_version() -> None:
+def _keeps_compiled_code() -> bool:
+    """Has numba keep it where it can be written; False: nowhere."""
+    try:
+        folder = Path(os.environ.get("NUMBA_CACHE_DIR") or _folder_of_this_version())
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
+    except (OSError, RuntimeError) as reason:  # RuntimeError: nobody knows where home is
+        log.warning("the loops are compiled at each start, for they cannot be kept (%s); see NUMBA_CACHE_DIR", reason)
+        return False
+    numba.config.CACHE_DIR = str(folder)
+    return True
+
+
+def _folder_of_this_version() -> Path:
     # numba looks at the file of a function alone, and would not see that a helper in another file has changed.
     # A folder named after all of the code cannot be stale; and the user's cache can be written where the code cannot.
-    if "NUMBA_CACHE_DIR" in os.environ:
-        return
     sources = sorted(Path(__file__).parent.glob("*.py"))
     version = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    numba.config.CACHE_DIR = str(Path(base) / "kvasir" / "compiled" / version)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvasir" / "compiled" / version
 
 
-_keep_compiled_code_by_version()
+_CACHE = _keeps_compiled_code()
 
 
 def compiled(function: _Function) -> _Function:
     """A helper of a loop."""
-    options = {"nogil": True, "cache": True, "fastmath": _FAST, "error_model": "numpy"}
+    options = {"nogil": True, "cache": _CACHE, "fastmath": _FAST, "error_model": "numpy"}
     return cast(_Function, numba.njit(**options)(function))
 
 
 def strict(function: _Function) -> _Function:
     """A helper of a loop whose results must be the same on every machine, to the last bit."""
-    return cast(_Function, numba.njit(nogil=True, cache=True, error_model="numpy")(function))
+    return cast(_Function, numba.njit(nogil=True, cache=_CACHE, error_model="numpy")(function))
 
 
 def loop(function: Callable[[Any], None]) -> Loop:
     """What `threads.launch` can start: it gets [counter, arguments...], 64 bits each."""
     signature = types.void(types.CPointer(types.int64))
-    return cast(Loop, numba.cfunc(signature, cache=True)(function))
+    return cast(Loop, numba.cfunc(signature, cache=_CACHE)(function))
 
 
 class _LazyLoop:

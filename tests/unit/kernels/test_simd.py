@@ -1,5 +1,10 @@
 """The compiled building blocks, called from Python."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 
 from kvasir.kernels.cpu.simd import exp2, multiply_add, tanh
@@ -39,3 +44,35 @@ def test_multiply_add() -> None:
         expected = c + a @ b
         multiply_add(a, b, c)
         np.testing.assert_allclose(c, expected, rtol=1e-5, atol=1e-5)
+
+
+_ONE_MORE = """
+from kvasir.kernels.cpu.simd import compiled
+
+@compiled
+def one_more(x):
+    return x + 1
+
+print(one_more(41))
+"""
+
+
+def test_loops_are_compiled_where_they_cannot_be_kept(tmp_path: Path) -> None:
+    """A user without a home that can be written to, and code that cannot be: numba gave up."""
+    nowhere = tmp_path / "file"
+    nowhere.write_text("")
+    done = _python(_ONE_MORE, XDG_CACHE_HOME=str(nowhere))
+    assert done.stdout == "42\n"
+    assert "compiled at each start" in done.stderr
+
+
+def test_loops_can_be_compiled_for_a_lesser_cpu() -> None:
+    code = "from kvasir.kernels.cpu.panel_tile import PANEL, ROWS; print(PANEL, ROWS[-1])"
+    assert _python(code, NUMBA_CPU_FEATURES="+avx2,+fma,+f16c").stdout == "16 6\n"
+    assert _python(code, NUMBA_CPU_FEATURES="+avx2, +avx512f").stdout == "32 12\n"
+
+
+def _python(code: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=inherited | environment, capture_output=True, text=True, timeout=120, check=True)
