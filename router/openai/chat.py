@@ -17,6 +17,7 @@ class ChatShape:
 
     def __init__(self, body: ChatBody, prompt: Prompt, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
+        self._num_choices = body.num_choices
         self._has_logprobs = body.logprobs or False
         self._top_logprobs = body.top_logprobs or 0
         self._return_token_ids = body.return_token_ids or False
@@ -25,8 +26,9 @@ class ChatShape:
         self._prompt_logprobs = body.prompt_logprobs
         self.extra: dict[str, Any] = {"prompt_token_ids": prompt.token_ids} if self._return_token_ids else {}
 
-    def opening(self, first: ChoiceDelta) -> dict[str, Any] | None:
-        return _chunk(first.index, {"role": "assistant", "content": ""})
+    def openings(self, first: ChoiceDelta) -> list[dict[str, Any]]:
+        """In their order: OpenAI's own client looks a choice up by its index among those that it has seen before."""
+        return [_chunk(index, {"role": "assistant", "content": ""}) for index in range(self._num_choices)]
 
     def piece(self, delta: ChoiceDelta) -> dict[str, Any] | None:
         if delta.parts is None:

@@ -37,9 +37,9 @@ class Chunks:
             return [frame[0] + orjson.dumps(text) + frame[1]] if text else []
         events = []
         if delta.index not in self._opened:
-            self._opened.add(delta.index)
-            if opening := self._shape.opening(delta):
-                events.append(self._chunk(opening))
+            openings = self._shape.openings(delta)
+            self._opened |= {delta.index, *(opening["index"] for opening in openings)}
+            events += map(self._chunk, openings)
         if piece := self._shape.piece(delta):
             events.append(self._chunk(piece))
             if self._is_text_alone and frame is None:

@@ -26,8 +26,8 @@ class CompletionShape:
             self._logprobs = [CompletionLogprobs(tokenizer, body.logprobs) for _ in self._prompts]
         self.says_more_than_text = self._logprobs is not None or self._return_token_ids
 
-    def opening(self, first: ChoiceDelta) -> dict[str, Any] | None:
-        return self._before_text(first.index, first) if self._echo or self._return_token_ids else None
+    def openings(self, first: ChoiceDelta) -> list[dict[str, Any]]:
+        return [self._before_text(first.index, first)] if self._echo or self._return_token_ids else []
 
     def piece(self, delta: ChoiceDelta) -> dict[str, Any] | None:
         choice = _choice(delta.index, delta.text)

@@ -14,8 +14,8 @@ class Shape(Protocol):
     extra: dict[str, Any]  # beside the choices
     says_more_than_text: bool  # of each token
 
-    def opening(self, first: ChoiceDelta) -> dict[str, Any] | None:
-        """The choice's first chunk, before any text; `first` is the delta that follows."""
+    def openings(self, first: ChoiceDelta) -> list[dict[str, Any]]:
+        """First chunks, before any text: of the choice whose delta `first` follows, or of all choices at once."""
         ...
 
     def piece(self, delta: ChoiceDelta) -> dict[str, Any] | None:

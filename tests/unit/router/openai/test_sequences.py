@@ -64,6 +64,25 @@ async def test_when_all_have_met_their_stop_string_the_generation_is_closed() ->
         assert (router.dispatcher.num_closed_early, router.dispatcher.stopped) == (1, [0])
 
 
+async def test_chat_choices_open_in_their_order_whichever_speaks_first() -> None:
+    """The official client's stream helper raised an IndexError where choice 2 came before choice 0."""
+
+    def script(request: RoutedRequest) -> list[Step]:
+        number = number_of(request)
+        rest: list[Step] = [0.001] * (2 - number)  # the last is the first to speak
+        return [*rest, *play([*ids("abc"[number]), END], request)]
+
+    async with running_router(script) as router:
+        messages: Any = [{"role": "user", "content": "hi"}]
+        helper = router.openai.chat.completions.stream(model="m", messages=messages, n=3, seed=SEED)
+        async with helper as stream:
+            choices = [told.chunk.choices[0] async for told in stream if told.type == "chunk"]
+            answer = await stream.get_final_completion()
+        assert [choice.index for choice in choices if choice.delta.role] == [0, 1, 2]
+        assert [choice.index for choice in choices if choice.delta.content] == [2, 1, 0]
+        assert [choice.message.content for choice in answer.choices] == ["a", "b", "c"]
+
+
 def scored(*logprobs: Sequence[float]) -> Any:
     """Sequence i says the letter i, with these logprobs."""
 
