@@ -170,6 +170,7 @@ class FuzzySender:
             self._say(peer, protocol.ABSENT + number)
             return
         head, payload = protocol.BLOCK + number + frame.header, bytes(frame.payload)
+        entry = protocol.entry(number, frame)
         self._node.sender.give_back(transfer_id, key)
         for _ in range(rng.choice([0, 1, 4])):
             self.num_inputs += 1
@@ -178,11 +179,16 @@ class FuzzySender:
                 self._say(peer, protocol.BLOCK + number + mutated(frame.header, rng), payload)
             elif kind < 0.9:
                 self._say(peer, head, mutated(payload, rng))
-            elif kind < 0.98:
+            elif kind < 0.94:
                 self._say(peer, mutated(head, rng), payload)
+            elif kind < 0.98:
+                self._say(peer, protocol.TRAY + mutated(entry, rng), payload)
             else:
                 self._say(peer, *(mutated(head, rng)[:100] for _ in range(rng.randint(1, 4))))
-        self._say(peer, head, payload)
+        if rng.random() < 0.5:
+            self._say(peer, head, payload)
+        else:
+            self._say(peer, protocol.TRAY + entry, payload)
 
     def _say(self, *frames: bytes) -> None:
         with suppress(zmq.ZMQError):

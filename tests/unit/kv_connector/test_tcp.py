@@ -163,7 +163,7 @@ async def test_what_zmq_has_let_go_of_does_not_count_before_it_is_collected(monk
             await socket.send(protocol.fetch(start, ticket.transfer_id, keys[start : start + 4]))
             for _ in range(4):
                 assert (await socket.recv_multipart())[0][:1] == protocol.BLOCK
-            await until(lambda: sum(not loan.is_over for loan in server._loans) <= 4)
+            await until(lambda: sum(not loan.is_over for loan in server.lender._loans) <= 4)
         monkeypatch.undo()
         node.sender.abort(ticket.transfer_id)
 

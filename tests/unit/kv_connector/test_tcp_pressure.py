@@ -8,8 +8,8 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from kvasir.kv_connector import tcp_lending
 from kvasir.kv_connector import tcp_protocol as protocol
-from kvasir.kv_connector import tcp_server
 from kvasir.kv_connector.base import BlockKey, Ticket
 from kvasir.kv_connector.testing import LARGE, Node, Pair, open_node, random_keys, until
 from tests.unit.kv_connector.test_tcp import DEADLINE_S, SETTINGS, fetch_all, shake_hands, stranger
@@ -49,7 +49,7 @@ async def test_who_does_not_read_holds_up_nobody_else() -> None:
 
 
 async def test_what_is_lent_in_all_is_bounded_and_what_waits_is_lent_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_server, "_MAX_LENT", 6)
+    monkeypatch.setattr(tcp_lending, "_MAX_LENT", 6)
     most = 0
     async with AsyncExitStack() as stack:
         node = await stack.enter_async_context(open_node(SETTINGS, LARGE, num_blocks=64))
@@ -72,7 +72,7 @@ async def test_what_is_lent_in_all_is_bounded_and_what_waits_is_lent_in_turn(mon
 
 
 async def test_receivers_that_vanish_while_they_wait_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_server, "_MAX_LENT", 6)
+    monkeypatch.setattr(tcp_lending, "_MAX_LENT", 6)
     async with (
         asyncio.timeout(DEADLINE_S),
         open_node(SETTINGS, LARGE, num_blocks=64) as node,
@@ -92,29 +92,29 @@ async def test_receivers_that_vanish_while_they_wait_are_forgotten(monkeypatch: 
 
 async def test_who_does_not_read_keeps_trays_from_nobody_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """While all trays are on their way to one who does not read, small blocks are lent one by one."""
-    monkeypatch.setattr(tcp_server, "_NUM_TRAYS", 2)
+    monkeypatch.setattr(tcp_lending, "_NUM_TRAYS", 2)
     async with (
         asyncio.timeout(DEADLINE_S),
         open_node(SETTINGS, MEDIUM, num_blocks=64) as node,
         open_node(SETTINGS, MEDIUM, num_blocks=64, seed=2) as other,
     ):
-        server = node.connector._server  # type: ignore[union-attr]
+        lender = node.connector._server.lender  # type: ignore[union-attr]
         async with stranger(node, max_unread=1) as idle:
             ticket, keys = await publish(node)
             await shake_hands(idle)
             for _ in range(2 * protocol.MAX_REQUESTS_PER_PEER // NUM_BLOCKS):
                 await ask_for_all(idle, ticket, keys)
-            await until(lambda: server._num_lent > 0 and not server._trays)
+            await until(lambda: lender.num_lent > 0 and not lender._trays)
             assert await fetch_all(Pair(node, other)) == ()
             assert node.sender.num_borrowed_blocks <= protocol.MAX_REQUESTS_PER_PEER + 4  # the other one's
         node.sender.abort(ticket.transfer_id)
         await until(lambda: node.sender.num_leased_blocks == 0)
-        assert len(server._trays) == 2
+        assert len(lender._trays) == 2
 
 
 @pytest.mark.parametrize("num_trays", [0, 1, 16])
 async def test_small_blocks_come_by_trays_or_without(num_trays: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_server, "_NUM_TRAYS", num_trays)
+    monkeypatch.setattr(tcp_lending, "_NUM_TRAYS", num_trays)
     async with (
         asyncio.timeout(DEADLINE_S),
         open_node(SETTINGS, MEDIUM, num_blocks=64) as node,
