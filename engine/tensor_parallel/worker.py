@@ -27,6 +27,7 @@ from kvasir.kernels import backend
 from kvasir.kernels.linear import Quantization
 
 READY = b"ready"
+START_TIMEOUT = timedelta(seconds=300)  # a large model loads slowly
 STEP_TIMEOUT = timedelta(seconds=60)  # a rank that the others wait for longer is taken for lost
 
 
@@ -73,13 +74,15 @@ def main() -> None:
     device = torch.device(settings.device)
     backend.use(settings.attention_backend)
     torch.set_num_threads(settings.num_threads)
-    group = join(settings, TCPStore("127.0.0.1", settings.port, settings.size))
+    store = TCPStore("127.0.0.1", settings.port, settings.size)
+    group = join(settings, store)
     config = replace(
         read_model_config(Path(settings.model)).for_length(settings.max_model_len), quantization=settings.quantization
     )
     with within(group):
         model = load_model(Path(settings.model), config, getattr(torch, settings.dtype), device)
     if settings.profiles:
+        wait_loaded(settings, store)
         shared_budget_bytes(model, settings, device)
     command = read_command(commands)
     if not isinstance(command, MakeCache):
@@ -109,6 +112,12 @@ def join(settings: WorkerSettings, store: TCPStore) -> Group:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
         init_process_group("gloo", store=store, rank=settings.rank, world_size=settings.size, timeout=STEP_TIMEOUT)
     return Group(settings.rank, settings.size)
+
+
+def wait_loaded(settings: WorkerSettings, store: TCPStore) -> None:
+    """Until all ranks have come here: one loads faster than another, and a step's patience is too short for that."""
+    store.set(f"loaded {settings.rank}", "")
+    store.wait([f"loaded {rank}" for rank in range(settings.size)], START_TIMEOUT)
 
 
 def _make_part(command: MakeCache, settings: WorkerSettings, device: torch.device) -> tuple[Tensor, bytes]:

@@ -21,9 +21,8 @@ from kvasir.engine.tensor_parallel.device_cache import ShardedDeviceCache, opene
 from kvasir.engine.tensor_parallel.group import check_devices, check_shares, device_of_rank
 from kvasir.engine.tensor_parallel.memory import shared_budget_bytes
 from kvasir.engine.tensor_parallel.messages import CaptureDecodes, Command, MakeCache, write_command
-from kvasir.engine.tensor_parallel.worker import READY, WorkerSettings, join
+from kvasir.engine.tensor_parallel.worker import READY, START_TIMEOUT, WorkerSettings, join, wait_loaded
 
-_START_TIMEOUT_S = 300.0  # a large model loads slowly
 _STOP_TIMEOUT_S = 5.0
 
 
@@ -34,19 +33,20 @@ class Workers:
         """`settings` of rank 0; waits until the others have joined."""
         self._settings = settings
         self._device = torch.device(settings.device)
-        store = TCPStore("127.0.0.1", 0, settings.size, is_master=True, wait_for_workers=False)
+        self._store = TCPStore("127.0.0.1", 0, settings.size, is_master=True, wait_for_workers=False)
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(1, settings.size):
                 device = str(device_of_rank(self._device, rank))
-                self._processes.append(_start(replace(settings, rank=rank, port=store.port, device=device)))
-            self.group = join(settings, store)
+                self._processes.append(_start(replace(settings, rank=rank, port=self._store.port, device=device)))
+            self.group = join(settings, self._store)
         except BaseException:
             self.close()
             raise
 
     def budget_bytes(self, model: Model) -> int:
         """What all GPUs together have for KV; raises NoRoomForKV. `profiles` must have been set."""
+        wait_loaded(self._settings, self._store)
         return shared_budget_bytes(model, self._settings, self._device)
 
     def make_cache(self, num_blocks: int, max_model_len: int) -> KVCache:
@@ -89,7 +89,7 @@ class Workers:
 
     def _order_caches(self, num_blocks: int, max_model_len: int, path_of: Callable[[int], str]) -> list[bytes]:
         """-> what each rank answers"""
-        overdue = threading.Timer(_START_TIMEOUT_S, self._kill)
+        overdue = threading.Timer(START_TIMEOUT.total_seconds(), self._kill)
         overdue.start()
         try:
             for rank in range(1, len(self._processes) + 1):

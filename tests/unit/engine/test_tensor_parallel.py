@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed import ReduceOp
 
 from kvasir.engine.batch import HostBatch, host_batch
 from kvasir.engine.blocks import BlockId, KVLayout
+from kvasir.engine.cuda_memory import NoRoomForKV
 from kvasir.engine.engine import Engine
 from kvasir.engine.factory import build_engine
 from kvasir.engine.kv_cache import KVCache
@@ -23,6 +25,7 @@ from kvasir.engine.request import Request, RequestId
 from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.settings import EngineSettings
 from kvasir.engine.step import Chunk, PromptLogprobs
+from kvasir.engine.tensor_parallel import memory
 from kvasir.engine.tensor_parallel.cache import ShardedKVCache
 from kvasir.engine.tensor_parallel.device_cache import ShardedDeviceCache
 from kvasir.engine.tensor_parallel.group import check_devices, device_of_rank
@@ -190,6 +193,21 @@ def test_each_rank_wants_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
             check_devices(first, size)
     with pytest.raises(UnsupportedModel, match="not on meta"):
         check_devices(torch.device("meta"), 2)
+
+
+def test_the_rank_with_the_least_memory_says_how_much_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_the_other = 700
+
+    def all_reduce(own: torch.Tensor, how: object) -> None:
+        assert how == ReduceOp.MIN
+        own.clamp_(max=of_the_other)
+
+    monkeypatch.setattr(memory, "all_reduce", all_reduce)
+    assert memory.least_of_all(900, torch.device("cpu"), "") == 700
+    assert memory.least_of_all(600, torch.device("cpu"), "") == 600
+    of_the_other = 0
+    with pytest.raises(NoRoomForKV, match="its log says why"):
+        memory.least_of_all(600, torch.device("cpu"), "its log says why")
 
 
 def test_sizes_that_do_not_divide_the_model(tmp_path: Path) -> None:
