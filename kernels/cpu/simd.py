@@ -29,8 +29,7 @@ def _cpu_features() -> dict[str, bool]:
     chosen = numba.config.CPU_FEATURES
     if chosen is None:
         return dict(import_module("llvmlite.binding").get_host_cpu_features())
-    names = [name.strip() for name in chosen.split(",") if name.strip()]
-    return {name[1:]: name.startswith("+") for name in names}
+    return {name[1:]: name.startswith("+") for name in chosen.split(",") if name}
 
 
 CPU_FEATURES = _cpu_features()

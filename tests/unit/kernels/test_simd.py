@@ -69,7 +69,7 @@ def test_loops_are_compiled_where_they_cannot_be_kept(tmp_path: Path) -> None:
 def test_loops_can_be_compiled_for_a_lesser_cpu() -> None:
     code = "from kvasir.kernels.cpu.panel_tile import PANEL, ROWS; print(PANEL, ROWS[-1])"
     assert _python(code, NUMBA_CPU_FEATURES="+avx2,+fma,+f16c").stdout == "16 6\n"
-    assert _python(code, NUMBA_CPU_FEATURES="+avx2, +avx512f").stdout == "32 12\n"
+    assert _python(code, NUMBA_CPU_FEATURES="+avx2,+avx512f").stdout == "32 12\n"
 
 
 def _python(code: str, **environment: str) -> "subprocess.CompletedProcess[str]":
