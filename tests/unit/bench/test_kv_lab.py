@@ -93,7 +93,7 @@ def test_where_fetching_and_computing_cross() -> None:
         "tcp",
         "zmq, pushed",
         "zmq, asked for",
-        pytest.param("shared_storage", marks=pytest.mark.full),
+        "shared_storage",
         "a new file, mapped",
         "a file kept mapped",
     ],
