@@ -67,7 +67,13 @@ async def test_whole_streamed_and_parsed() -> None:
         (json_schema_grammar({"type": "object", "properties": {"a": {"enum": ["/"]}}, "required": ["a"]}), '{"a":"/"}'),
         (regex_grammar(r"a/b\d+"), "a/b12"),
         (regex_grammar(r"a\/b"), "a/b"),
+        (regex_grammar(r"a\\/b"), r"a\/b"),
+        (regex_grammar("[/\n]+x\\\n"), "/\nx\n"),
         (choice_grammar(["yes/no", "no"]), "yes/no"),
+        (choice_grammar([r"a\/b"]), r"a\/b"),
+        (choice_grammar(["\n", "\r\n", "a\nb"]), "a\nb"),
+        (choice_grammar(["\n", "\r\n", "a\nb"]), "\r\n"),
+        (choice_grammar(["\nx"]), "\nx"),
     ],
 )
 def test_thoughts_are_free_and_what_follows_is_not(grammar: Grammar, answer: str) -> None:
