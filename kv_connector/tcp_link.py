@@ -50,6 +50,7 @@ class Link:
         self.window_size = window
         self.window = asyncio.Semaphore(window)  # blocks asked for and not yet taken in
         self._address = address
+        self._max_payload_bytes = max_payload_bytes
         self._keys = keys
         self._nonce = os.urandom(protocol.NONCE_BYTES)
         self._has_proved = False  # the sender
@@ -182,6 +183,9 @@ class Link:
         self.say(protocol.ANSWER + self._nonce + self._keys.proof(protocol.RECEIVER, self._nonce, sender_nonce))
 
     def _answer(self, number: int, frame: Frame | None) -> None:
+        if frame is not None and frame.payload.nbytes > self._max_payload_bytes:
+            self._lose(f"it sent a block of {frame.payload.nbytes} bytes")
+            return
         if number not in self._unanswered:
             return  # a duplicate
         replies = self._unanswered.pop(number)

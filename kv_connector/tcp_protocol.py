@@ -55,9 +55,7 @@ MAX_TRANSFER_ID_BYTES = 255
 MAX_REQUESTS_PER_PEER = 256  # blocks lent to one connection, and asked for by it
 SMALL_BYTES = 128 << 10  # where no payload is larger, blocks travel by trays
 TRAY_BYTES = 512 << 10
-_ENTRY = struct.Struct(
-    f"<{NUMBER_BYTES}sHI"
-)  # a block's number, and the lengths of its header, which follows, and of its payload
+_ENTRY = struct.Struct(f"<{NUMBER_BYTES}sHI")  # number, length of the header, which follows, and of the payload
 
 _HEARTBEAT_MS = 500
 _HEARTBEAT_TIMEOUT_MS = 2000

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from kvasir.engine.blocks import KVLayout
 from kvasir.kv_connector import tcp_protocol as protocol
 from kvasir.kv_connector.base import Endpoint, Frame
 from kvasir.kv_connector.incoming import TransferResult
 from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.settings import ConnectorSettings
-from kvasir.kv_connector.testing import LARGE, Pair, open_node, random_keys, until
+from kvasir.kv_connector.testing import LARGE, SMALL, Pair, open_node, random_keys, until
 from tests.zmtp_proxy import Message, ZmtpProxy
 
 DEADLINE_S = 30.0
@@ -21,12 +22,14 @@ HEAD = 1 + protocol.NUMBER_BYTES
 
 
 @asynccontextmanager
-async def pair_through(tampering: "Tampering", **changes: float) -> AsyncIterator[tuple[Pair, ZmtpProxy]]:
+async def pair_through(
+    tampering: "Tampering", layout: KVLayout = LARGE, **changes: float
+) -> AsyncIterator[tuple[Pair, ZmtpProxy]]:
     settings = replace(ConnectorSettings(name="tcp", secret="a secret of the tests"), **changes)
     async with (
         asyncio.timeout(DEADLINE_S),
-        open_node(settings, LARGE, seed=1) as sender,
-        open_node(settings, LARGE, seed=2) as receiver,
+        open_node(settings, layout, seed=1) as sender,
+        open_node(settings, layout, seed=2) as receiver,
         ZmtpProxy(sender.connector.endpoint, tampering) as proxy,
     ):
         yield Pair(sender, receiver), proxy
@@ -55,14 +58,15 @@ Change = Callable[[list[Message]], list[Message]]
 class Tampering:
     """Holds the first few replies that bring blocks, and lets go on what `change` makes of them. Once."""
 
-    def __init__(self, num_held: int, change: Change) -> None:
+    def __init__(self, num_held: int, change: Change, word: bytes = protocol.BLOCK) -> None:
         self._num_held = num_held
         self._change = change
+        self._word = word
         self._held: list[Message] = []
         self.is_over = False
 
     def __call__(self, message: Message) -> list[Message]:
-        if message[0][:1] != protocol.BLOCK or self.is_over:
+        if message[0][:1] != self._word or self.is_over:
             return [message]
         self._held.append(message)
         if len(self._held) < self._num_held:
@@ -146,6 +150,16 @@ NONSENSE: dict[str, Change] = {
     "refusal": lambda held: [(protocol.REFUSED,)],
     "another challenge": lambda held: [(protocol.CHALLENGE + bytes(64),)],
 }
+
+
+async def test_a_block_larger_than_any_is_refused_before_it_is_kept() -> None:
+    """Where blocks are small, frames may be larger than they are."""
+    number = (0).to_bytes(protocol.NUMBER_BYTES, "little")
+    tampering = Tampering(1, lambda held: [(protocol.BLOCK + number, bytes(100_000)), *held], word=protocol.TRAY)
+    async with pair_through(tampering, SMALL) as (pair, proxy):
+        assert (await transfer_of(pair, proxy)).missing == ()
+        assert not pair.receiver.metrics.misses
+        assert pair.receiver.metrics.retries > 0
 
 
 @pytest.mark.parametrize("name", NONSENSE)
