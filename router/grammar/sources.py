@@ -8,6 +8,7 @@ import orjson
 
 from kvasir.common.errors import InvalidRequest
 from kvasir.common.grammar import Grammar
+from kvasir.router.grammar.schemas import without_unknown_formats
 
 # At each place where JSON allows white space: enough for any indentation, but not without end, for small models are
 # fond of line breaks.
@@ -15,7 +16,8 @@ _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
 
 
 def json_schema_grammar(schema: Any, *, whitespace_pattern: str | None = _WHITESPACE) -> Grammar:
-    """JSON text that the schema allows, its properties in the schema's order. None: without white space.
+    """JSON text that the schema allows, its properties in the schema's order. None: without white space. A `format`
+    that the compiler does not know is left out.
 
     Raises InvalidRequest for what is no schema at all; whether it means something is the checker's question.
     """
@@ -25,10 +27,12 @@ def json_schema_grammar(schema: Any, *, whitespace_pattern: str | None = _WHITES
         {"whitespace_flexible": False} if whitespace_pattern is None else {"whitespace_pattern": whitespace_pattern}
     )
     try:
-        source = orjson.dumps(schema | {"x-guidance": options}).decode()
-    except TypeError as error:  # deeper than the encoder goes
+        source = orjson.dumps(schema | {"x-guidance": options})
+        if b'"format"' in source:
+            source = orjson.dumps(without_unknown_formats(schema) | {"x-guidance": options})
+    except (TypeError, RecursionError) as error:  # deeper than the encoder goes
         raise InvalidRequest(f"the schema is nested too deeply: {error}") from None
-    return Grammar("json_schema", source)
+    return Grammar("json_schema", source.decode())
 
 
 def json_object_grammar() -> Grammar:

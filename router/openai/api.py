@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from kvasir.common.errors import InvalidRequest, ServingError
+from kvasir.common.grammar import Grammar
 from kvasir.router.grammar.asked import asked_grammar
 from kvasir.router.grammar.checker import GrammarChecker
 from kvasir.router.metrics import RequestRecord, RouterMetrics
@@ -249,7 +250,9 @@ class OpenAIApi:
     ) -> Begun:
         requests = await routed_requests(body, prompts, limits, self.tokenizer, origin.response_id)
         asked = asked_grammar(body.response_format, body.structured_outputs)
+        asked_by: dict[str, Grammar] = {}
         if asked is not None:
+            asked_by[asked.param] = asked.grammar
             requests = [with_grammar(request, asked.grammar) for request in requests]
         rules = text_rules_of(body)
         num_sequences = body.num_sequences
@@ -259,7 +262,8 @@ class OpenAIApi:
             requests = [reading.constrained(request, prompt) for request in requests]
             readers = [reading.new_reader(prompt, f"{origin.response_id}/{number}") for number in range(num_sequences)]
             rules = replace(rules, shown_markers=reading.markers)
-        requests = await checked(requests, self._grammars, "tools" if asked is None else asked.param)
+            asked_by = dict(reading.plan.schemas) or asked_by
+        requests = await checked(requests, self._grammars, asked_by)
         options = body.stream_options
         envelope = Envelope(
             response_id=origin.response_id,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from kvasir.common.errors import InvalidRequest
 from kvasir.router.grammar.thoughts import behind_thoughts
 from kvasir.router.openai.models import ChatBody
 from kvasir.router.openai.prompts import Prompt
@@ -75,4 +76,9 @@ class Reading:
 
 
 def reading_of(body: ChatBody, habits: ModelHabits) -> Reading:
-    return Reading(tool_plan(body, habits.tool_format), habits.reasoning_format)
+    """A `response_format` is for answers that are no calls: it does not hold where a call is wanted."""
+    plan = tool_plan(body, habits.tool_format)
+    if plan.grammar is not None and body.structured_outputs is not None:
+        message = "'structured_outputs' and a 'tool_choice' that wants a call exclude each other"
+        raise InvalidRequest(message, "structured_outputs", "invalid_value")
+    return Reading(plan, habits.reasoning_format)

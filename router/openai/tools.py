@@ -7,13 +7,11 @@ from typing import Any
 
 from kvasir.common.errors import InvalidRequest
 from kvasir.common.grammar import Grammar
+from kvasir.router.grammar.schemas import moved
 from kvasir.router.grammar.sources import json_schema_grammar
 from kvasir.router.openai.models import AllowedTools, ChatBody, FunctionBody, NamedTool, ToolBody
 from kvasir.router.text.tools.format import ToolFormat
 from kvasir.router.text.tools.formats import TOOL_FORMATS, ListOfCalls, OneCall
-
-# Keys of a JSON schema whose values are data, not schemas.
-_DATA_KEYS = frozenset({"const", "enum", "default", "examples"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +20,7 @@ class ToolPlan:
     new_format: Callable[[], ToolFormat] | None = None  # of one choice's answer; None: it calls nothing
     grammar: Grammar | None = None  # what the answer must be, where a call is wanted
     one_call: bool = False
+    schemas: tuple[tuple[str, Grammar], ...] = ()  # that the grammar is made of: each by the field it comes from
 
 
 def tool_plan(body: ChatBody, format_name: str | None) -> ToolPlan:
@@ -37,9 +36,8 @@ def tool_plan(body: ChatBody, format_name: str | None) -> ToolPlan:
         choice = choice.allowed_tools.mode
     if isinstance(choice, NamedTool):
         [tool] = _chosen(tools, [choice.function.name])
-        return ToolPlan(
-            shown_tools(tools), partial(OneCall, [tool.function.name]), json_schema_grammar(_schema(tool)), True
-        )
+        schemas = _schemas(body.tools or (), [tool])
+        return ToolPlan(shown_tools(tools), partial(OneCall, [tool.function.name]), schemas[0][1], True, schemas)
     if choice == "none":
         return ToolPlan()
     if not tools:
@@ -47,8 +45,9 @@ def tool_plan(body: ChatBody, format_name: str | None) -> ToolPlan:
     names = [tool.function.name for tool in tools]
     one_call = body.parallel_tool_calls is False
     if choice == "required":
+        schemas = _schemas(body.tools or (), tools)
         grammar = json_schema_grammar(_schema_of_calls(tools, one_call))
-        return ToolPlan(shown_tools(tools), partial(ListOfCalls, names), grammar, one_call)
+        return ToolPlan(shown_tools(tools), partial(ListOfCalls, names), grammar, one_call, schemas)
     if format_name is None:
         message = "this router cannot tell calls of tools from text: it wants --tool-call-parser for its model, and"
         message += " --enable-auto-tool-choice; a 'tool_choice' of 'required' or a function can be had"
@@ -73,6 +72,19 @@ def _shown_function(function: FunctionBody) -> dict[str, Any]:
     return {key: value for key, value in members.items() if value is not None}
 
 
+def _schemas(given: Sequence[ToolBody], chosen: Sequence[ToolBody]) -> tuple[tuple[str, Grammar], ...]:
+    schemas = []
+    identities = {id(tool) for tool in chosen}
+    for number, tool in enumerate(given):
+        if id(tool) in identities:
+            param = f"tools[{number}].function.parameters"
+            try:
+                schemas.append((param, json_schema_grammar(_schema(tool))))
+            except InvalidRequest as error:
+                raise InvalidRequest(f"invalid '{param}': {error}", param, "invalid_value") from None
+    return tuple(schemas)
+
+
 def _schema(tool: ToolBody) -> dict[str, Any]:
     """A function without parameters takes an empty object."""
     parameters = tool.function.parameters
@@ -84,7 +96,7 @@ def _schema(tool: ToolBody) -> dict[str, Any]:
 def _schema_of_calls(tools: Sequence[ToolBody], one_call: bool) -> dict[str, Any]:
     try:
         parameters = [
-            _moved(_schema(tool), f"#/items/anyOf/{number}/properties/parameters") for number, tool in enumerate(tools)
+            moved(_schema(tool), f"#/items/anyOf/{number}/properties/parameters") for number, tool in enumerate(tools)
         ]
     except RecursionError:
         raise InvalidRequest("the schema of a tool is nested too deeply", "tools", "invalid_value") from None
@@ -99,19 +111,3 @@ def _schema_of_calls(tools: Sequence[ToolBody], one_call: bool) -> dict[str, Any
     ]
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": items}}
     return schema | {"maxItems": 1} if one_call else schema
-
-
-def _moved(schema: Any, to: str) -> Any:
-    """The schema as a part of another one: what it refers to by `#/...` is now under `to`."""
-    if isinstance(schema, list):
-        return [_moved(entry, to) for entry in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: to + value[1:]
-        if key == "$ref" and isinstance(value, str) and value.startswith("#")
-        else value
-        if key in _DATA_KEYS
-        else _moved(value, to)
-        for key, value in schema.items()
-    }

@@ -134,6 +134,19 @@ async def test_a_bad_pattern_a_bad_choice_and_a_bad_grammar(router: Router) -> N
     assert router.dispatcher.requests == []
 
 
+async def test_a_format_that_nobody_knows_is_a_remark(router: Router) -> None:
+    """So JSON Schema has it, and pydantic writes some of its own: "path", "password", "binary"."""
+    data = {"properties": {"format": {"type": "string"}}, "default": {"format": "path"}}
+    for part in ({"type": "string", "format": "path"}, {"type": "string", "format": "date"}, data):
+        schema = {"type": "object", "properties": {"a": part, "b": {"items": {"format": "password"}}}}
+        assert (await router.chat(response_format=schema_format(schema))).status_code == 200
+        [grammar] = sent(router)
+        assert grammar is not None
+        kept = {"type": "string"} if part.get("format") == "path" else part
+        assert json.loads(grammar.source)["properties"] == {"a": kept, "b": {"items": {}}}
+        router.dispatcher.requests.clear()
+
+
 async def test_an_error_of_a_stream_comes_before_it_with_a_status(router: Router) -> None:
     answer = await router.chat(stream=True, response_format=schema_format({"type": "thing"}))
     assert answer.status_code == 400

@@ -254,6 +254,44 @@ async def test_what_cannot_be_had(body: dict[str, Any], param: str) -> None:
         assert router.dispatcher.requests == []
 
 
+async def test_a_tools_schema_may_have_a_name_and_is_blamed_by_its_own_place() -> None:
+    """Where each tool is a part of one schema: what it refers to is found, what is wrong is told where it stands."""
+    good = {
+        "$id": "https://example.com/weather",
+        "type": "object",
+        "properties": {
+            "city": {"$ref": "#/$defs/city"},
+            "enum": {"$ref": "https://example.com/weather#/$defs/city"},
+            "$id": {"type": "string", "format": "path"},
+        },
+        "$defs": {"city": {"type": "string"}},
+    }
+    bad = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    for habits in (ModelHabits(), HABITS):
+        async with tool_router(saying("[]"), habits=habits) as router:
+            for choice in ("required", {"type": "function", "function": {"name": "b"}}):
+                tools = [{"type": "function", "function": {"name": name, "parameters": good}} for name in "ab"]
+                response = await router.chat(tools=tools, tool_choice=choice)
+                assert response.status_code == 200, response.text
+                tools[1]["function"] = {"name": "b", "parameters": bad}
+                error = (await router.chat(tools=tools, tool_choice=choice)).json()["error"]
+                assert error["param"] == "tools[1].function.parameters"
+                assert "uniqueItems" in error["message"]
+                assert "(at #/properties/a)" in error["message"]
+
+
+async def test_other_output_than_a_wanted_call_cannot_be_asked_for() -> None:
+    async with tool_router(saying("[]")) as router:
+        for choice in ("required", {"type": "function", "function": {"name": "time"}}):
+            body: Any = {"tools": TOOLS, "tool_choice": choice}
+            response = await router.chat(**body, structured_outputs={"choice": ["a", "b"]})
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == "structured_outputs"
+            # OpenAI has the format hold for answers that are no calls, and there are none here.
+            response = await router.chat(**body, response_format={"type": "json_object"})
+            assert response.status_code == 200, response.text
+
+
 async def test_a_schema_without_end_is_a_400() -> None:
     async with tool_router(saying("x"), habits=HABITS) as router:
         for tool_choice in ("auto", "required", {"type": "function", "function": {"name": "f"}}):
