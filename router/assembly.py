@@ -19,6 +19,7 @@ from kvasir.router.config import RouterConfig
 from kvasir.router.grammar.checker import GrammarChecker
 from kvasir.router.metrics import RouterMetrics
 from kvasir.router.openai.api import OpenAIApi
+from kvasir.router.openai.bodies import Bodies, longest_prompt
 from kvasir.router.openai.kept_streams import KeptStreams
 from kvasir.router.openai.reading import habits_of
 from kvasir.router.openai.responses.api import ResponsesApi
@@ -101,6 +102,8 @@ async def running_router(config: RouterConfig, sharing: Alone) -> AsyncIterator[
         )
         streams = sharing.streams(config)
         stack.push_async_callback(streams.close)
+        bodies = Bodies(lambda: longest_prompt(cluster.dispatcher, tokenizer))
+        stack.push_async_callback(bodies.close)
         api = OpenAIApi(
             TenantBackend(cluster.dispatcher, limiter, isolates=config.isolate_tenants),
             tokenizer,
@@ -117,9 +120,15 @@ async def running_router(config: RouterConfig, sharing: Alone) -> AsyncIterator[
             ),
             grammars=grammars,
             streams=streams,
+            bodies=bodies,
         )
         tokens = TokensApi(
-            cluster.dispatcher, tokenizer, renderer, model_names=names, max_request_bytes=config.max_request_bytes
+            cluster.dispatcher,
+            tokenizer,
+            renderer,
+            model_names=names,
+            max_request_bytes=config.max_request_bytes,
+            bodies=bodies,
         )
         picture = partial(take_picture, cluster.pool, router_metrics.recent, lambda: cluster.queue.num_waiting)
         own = OwnOverview(cluster.dispatcher, metrics, router_metrics, picture)

@@ -20,16 +20,16 @@ from kvasir.router.metrics import RequestRecord, RouterMetrics
 from kvasir.router.openai.answer import Answer, AnswerRecord, ChoicesAnswer, outcome_of
 from kvasir.router.openai.begun import Begun, begin
 from kvasir.router.openai.best_of import check_best_of
+from kvasir.router.openai.bodies import Bodies
 from kvasir.router.openai.body import read_body
 from kvasir.router.openai.chat import ChatShape
 from kvasir.router.openai.client_gone import ClientGone, unless_gone
 from kvasir.router.openai.completions import CompletionShape
 from kvasir.router.openai.envelope import Envelope
 from kvasir.router.openai.errors import ModelNotFound, error_response, json_response
-from kvasir.router.openai.kept_streams import KeptStreams, Numbering
+from kvasir.router.openai.kept_streams import KeptStreams, Numbering, not_kept, parse_event_id
 from kvasir.router.openai.models import ChatBody, CompletionBody, GenerationBody
 from kvasir.router.openai.opening import Opening
-from kvasir.router.openai.parsing import parse_body
 from kvasir.router.openai.prompts import Prompt, chat_prompt, completion_prompts
 from kvasir.router.openai.reading import ModelHabits, Reading, reading_of
 from kvasir.router.openai.routing import routed_requests
@@ -75,7 +75,9 @@ class OpenAIApi:
         habits: ModelHabits,
         grammars: GrammarChecker,
         streams: KeptStreams,
+        bodies: Bodies,
     ) -> None:
+        self._bodies = bodies
         self._backend = backend
         self.tokenizer = tokenizer
         self._renderer = renderer
@@ -108,7 +110,7 @@ class OpenAIApi:
         record = self._metrics.begin(endpoint.name)
         try:
             data = await read_body(request, self._max_request_bytes)
-            body, num_unknown = await parse_body(data, endpoint.kind)
+            body, num_unknown = await self._bodies.parse(data, endpoint.kind)
             self._metrics.unknown_fields(num_unknown)
             if body.timeout is None:
                 body = body.model_copy(update={"timeout": timeout_of(request.headers)})
@@ -130,6 +132,8 @@ class OpenAIApi:
     async def _resume(self, request: Request, endpoint: Endpoint[B], last_event_id: str) -> Response:
         try:
             await read_body(request, self._max_request_bytes)
+            if not parse_event_id(last_event_id)[0].startswith(endpoint.id_prefix):
+                raise not_kept()  # there: it is another endpoint's
             found = await self._streams.resume(current_tenant.get().owner, last_event_id, endpoint.name)
             if isinstance(found, EventStream):
                 return found
@@ -184,7 +188,7 @@ class OpenAIApi:
         origin = taken.origin
         record = self._metrics.begin(endpoint.name)
         try:
-            body, _ = await parse_body(origin.body, endpoint.kind)
+            body, _ = await self._bodies.parse(origin.body, endpoint.kind)
             timeout_s = origin.timeout_s
             if timeout_s is not None:
                 timeout_s = max(0.001, timeout_s - (time.time() - origin.created))

@@ -35,7 +35,7 @@ class Chunks:
         frame = self._frames.get(delta.index)
         if frame is not None and delta.finish_reason is None and (text := _only_text(delta)) is not None:
             return [frame[0] + orjson.dumps(text) + frame[1]] if text else []
-        events = []
+        events: list[bytes] = []
         if delta.index not in self._opened:
             openings = self._shape.openings(delta)
             self._opened |= {delta.index, *(opening["index"] for opening in openings)}

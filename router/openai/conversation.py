@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvasir.common.errors import InvalidRequest
-from kvasir.router.openai.models import ConversationBody, MessageBody, ToolCallBody
+from kvasir.router.openai.models import ChatBody, ConversationBody, MessageBody, ToolCallBody
 from kvasir.router.text.chat_renderer import ChatRenderer
 from kvasir.router.text.chat_template import Arguments, Message
 
@@ -65,6 +65,17 @@ def template_message(message: MessageBody, index: int) -> Message:
     }
     given = {key: value for key, value in optional.items() if value is not None}
     return {"role": role, "content": _content_text(message.content, message.role, index), **given}
+
+
+def with_plain_texts(body: ChatBody) -> ChatBody:
+    """The same conversation; contents of many parts are one text each."""
+    messages = [
+        message.model_copy(update={"content": _content_text(message.content, message.role, index)})
+        if isinstance(message.content, list)
+        else message
+        for index, message in enumerate(body.messages)
+    ]
+    return body.model_copy(update={"messages": messages})
 
 
 def _call(call: ToolCallBody) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Bytes to a request body, or an InvalidRequest that names the field at fault."""
 
-import asyncio
 import re
 import reprlib
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from kvasir.common.errors import InvalidRequest
 from kvasir.router.openai.models import Body
 
 B = TypeVar("B", bound=Body)
-_SMALL_BYTES = 1 << 18  # parsed on the event loop: handing it to a thread would cost more
 _MAX_CONTAINERS = 200_000
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
@@ -37,16 +35,8 @@ UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
 }
 
 
-async def parse_body(data: bytes, kind: type[B]) -> tuple[B, int]:
-    """The body, and how many fields of it nobody knows; those are ignored, as OpenAI's servers do.
-
-    A large one does not keep other requests waiting.
-    """
-    return await asyncio.to_thread(_parse, data, kind) if len(data) > _SMALL_BYTES else _parse(data, kind)
-
-
-def _parse(data: bytes, kind: type[B]) -> tuple[B, int]:
-    fields = json_object(data)
+def parse(fields: dict[str, Any], kind: type[B]) -> tuple[B, int]:
+    """The body, and how many fields of it nobody knows."""
     for name, asks_for_nothing in UNSUPPORTED.items():
         if name in kind.model_fields or fields.get(name) is None:
             continue
@@ -71,10 +61,19 @@ def json_object(data: bytes) -> dict[str, Any]:
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"the request body is not valid JSON: {error}", code="invalid_json") from None
+        what = f"JSON: {error}" if _is_utf8(data) else "UTF-8"
+        raise InvalidRequest(f"the request body is not valid {what}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise InvalidRequest("the request body must be a JSON object", code="invalid_json")
     return value
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _num_containers(data: bytes) -> int:

@@ -18,9 +18,9 @@ _GREEDY_BELOW = 1e-5  # dividing logits by less leaves one token anyway, or over
 def check_prompt(token_ids: Sequence[int], limits: ClusterLimits, param: str) -> None:
     if not token_ids:
         raise InvalidRequest(f"'{param}' is empty: there must be at least one token", param, "empty_prompt")
-    _check_ids(token_ids, limits, param)
     if len(token_ids) > max_prompt_tokens(limits):
         raise context_length_exceeded(limits, param, f"the prompt has {len(token_ids)} tokens")
+    _check_ids(token_ids, limits, param)
 
 
 def max_prompt_tokens(limits: ClusterLimits) -> int:
@@ -55,6 +55,10 @@ def sampling_of(body: GenerationBody, limits: ClusterLimits, tokenizer: TextToke
     _check_ids(body.stop_token_ids or (), limits, "stop_token_ids")
     _check_ids(body.allowed_token_ids or (), limits, "allowed_token_ids")
     eos_token_ids = frozenset() if body.ignore_eos else limits.eos_token_ids | tokenizer.eos_token_ids
+    stop_token_ids = eos_token_ids | frozenset(body.stop_token_ids or ())
+    if min_tokens and body.allowed_token_ids and stop_token_ids.issuperset(body.allowed_token_ids):
+        message = f"'allowed_token_ids' allows nothing but an end, and min_tokens is {min_tokens}"
+        raise InvalidRequest(message, "allowed_token_ids", "invalid_value")
     return Sampling(
         temperature=temperature if temperature >= _GREEDY_BELOW else 0.0,
         top_p=max(top_p, 1e-6),  # 0 means the best token alone
@@ -67,7 +71,7 @@ def sampling_of(body: GenerationBody, limits: ClusterLimits, tokenizer: TextToke
         logit_bias=_logit_bias(body.logit_bias or {}, limits),
         min_tokens=min_tokens,
         max_tokens=max_tokens,
-        stop_token_ids=eos_token_ids | frozenset(body.stop_token_ids or ()),
+        stop_token_ids=stop_token_ids,
         logprobs=0 if body.num_logprobs is None and body.num_sequences > body.num_choices else body.num_logprobs,
         prompt_logprobs=body.num_prompt_logprobs,
         allowed_token_ids=tuple(sorted(set(body.allowed_token_ids or ()))),

@@ -9,12 +9,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from kvasir.common.errors import InvalidRequest
+from kvasir.router.openai.bodies import Bodies
 from kvasir.router.openai.body import read_body
 from kvasir.router.openai.client_gone import ClientGone, unless_gone
 from kvasir.router.openai.conversation import rendered_chat
 from kvasir.router.openai.errors import ModelNotFound, error_response, json_response
 from kvasir.router.openai.models import Body, ConversationBody
-from kvasir.router.openai.parsing import json_object, validated
+from kvasir.router.openai.parsing import validated
 from kvasir.router.openai.sampling import context_length_exceeded, max_prompt_tokens
 from kvasir.router.openai.tools import shown_tools
 from kvasir.router.text.chat_renderer import ChatRenderer
@@ -52,7 +53,9 @@ class TokensApi:
         *,
         model_names: Sequence[str],
         max_request_bytes: int,
+        bodies: Bodies,
     ) -> None:
+        self._bodies = bodies
         self._backend = backend
         self._tokenizer = tokenizer
         self._renderer = renderer
@@ -69,7 +72,7 @@ class TokensApi:
         self, request: Request, answer: Callable[[dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]]
     ) -> Response:
         try:
-            fields = await asyncio.to_thread(json_object, await read_body(request, self._max_request_bytes))
+            fields = await self._bodies.json_object(await read_body(request, self._max_request_bytes))
             return json_response(await unless_gone(request.receive, answer(fields)))
         except (ClientDisconnect, ClientGone):
             return Response(status_code=_CLIENT_CLOSED_REQUEST)

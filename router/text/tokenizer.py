@@ -81,11 +81,13 @@ class TextTokenizer:
         )
 
     def must_exceed(self, text: str, num_tokens: int) -> bool:
-        """Whether the text is so long that it cannot have `num_tokens` tokens or fewer; cheap, for hostile lengths.
+        """Whether the text is so long that it cannot have `num_tokens` tokens or fewer; cheap, for hostile lengths."""
+        return len(text) > self.max_chars(num_tokens)
 
-        The factor leaves room for normalizers, which compose up to three characters into one.
-        """
-        return len(text) > 4 * self._max_token_bytes * num_tokens
+    def max_chars(self, num_tokens: int) -> int:
+        """No text that is longer has so few tokens. The factor leaves room for normalizers, which compose up to three
+        characters into one."""
+        return 4 * self._max_token_bytes * num_tokens
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

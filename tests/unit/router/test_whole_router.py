@@ -16,6 +16,7 @@ from kvasir.router.grammar.checker import GrammarChecker
 from kvasir.router.http_server import running_http_server
 from kvasir.router.metrics import RouterMetrics
 from kvasir.router.openai.api import OpenAIApi
+from kvasir.router.openai.bodies import Bodies
 from kvasir.router.openai.kept_streams import KeptStreams
 from kvasir.router.openai.reading import ModelHabits
 from kvasir.router.openai.responses.api import ResponsesApi
@@ -33,6 +34,7 @@ async def whole_router(**config: Any) -> AsyncIterator[tuple[httpx.AsyncClient, 
     async with fake_cluster(config=config) as cluster:
         metrics = RouterMetrics(cluster.metrics)  # beside the dispatcher's own: no name is taken twice
         renderer = ChatRenderer(None)
+        bodies = Bodies(lambda: (1, 1))  # no body here is so large that it starts its process
         api = OpenAIApi(
             cluster.dispatcher,
             TOKENIZER,
@@ -44,9 +46,12 @@ async def whole_router(**config: Any) -> AsyncIterator[tuple[httpx.AsyncClient, 
             habits=ModelHabits(),
             grammars=GrammarChecker(Path("tokenizer.json")),
             streams=KeptStreams(max_grace_s=60, max_streams=4),
+            bodies=bodies,
         )
         responses = ResponsesApi(api, MemoryResponseStore(ttl_s=60, max_bytes=1 << 20))
-        tokens = TokensApi(cluster.dispatcher, TOKENIZER, renderer, model_names=["m"], max_request_bytes=1 << 20)
+        tokens = TokensApi(
+            cluster.dispatcher, TOKENIZER, renderer, model_names=["m"], max_request_bytes=1 << 20, bodies=bodies
+        )
         overview = OwnOverview(cluster.dispatcher, cluster.metrics, metrics)
         app = create_app(api, responses, tokens, overview, keys_of([]), metrics)
         async with (

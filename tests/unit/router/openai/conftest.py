@@ -18,6 +18,7 @@ from kvasir.router.grammar.checker import GrammarChecker
 from kvasir.router.http_server import running_http_server
 from kvasir.router.metrics import RouterMetrics
 from kvasir.router.openai.api import OpenAIApi
+from kvasir.router.openai.bodies import Bodies, longest_prompt
 from kvasir.router.openai.kept_streams import KeptStreams
 from kvasir.router.openai.reading import ModelHabits
 from kvasir.router.openai.responses.api import ResponsesApi
@@ -108,6 +109,7 @@ async def running_router(
     renderer = ChatRenderer(ChatTemplate(TEMPLATE, SPECIAL_TOKENS), trusts_requests=trusts_requests)
     limiter = Limiter(MemoryBudgets(), 600, lambda tenant, what: router_metrics.limited(tenant=tenant, limit=what))
     streams = KeptStreams(max_grace_s=60, max_streams=4, max_of_one=3 if api_keys else None)
+    bodies = Bodies(lambda: longest_prompt(dispatcher, TOKENIZER))
     api = OpenAIApi(
         TenantBackend(dispatcher, limiter, isolates=isolates_tenants),
         TOKENIZER,
@@ -119,9 +121,13 @@ async def running_router(
         habits=habits,
         grammars=grammars,
         streams=streams,
+        bodies=bodies,
     )
     store = MemoryResponseStore(ttl_s=60, max_bytes=1 << 20)
-    tokens = TokensApi(dispatcher, TOKENIZER, renderer, model_names=["m", "org/m"], max_request_bytes=max_request_bytes)
+    names = ["m", "org/m"]
+    tokens = TokensApi(
+        dispatcher, TOKENIZER, renderer, model_names=names, max_request_bytes=max_request_bytes, bodies=bodies
+    )
     overview = OwnOverview(dispatcher, metrics, router_metrics)
     app = create_app(api, ResponsesApi(api, store), tokens, overview, keys_of(api_keys, key_limits), router_metrics)
     async with running_http_server(app, "127.0.0.1", 0, grace_s=1) as server:
@@ -133,6 +139,7 @@ async def running_router(
             await router.openai.close()
             await streams.close()
             await grammars.close()
+            await bodies.close()
             folder.cleanup()
 
 

@@ -1,0 +1,123 @@
+"""Bytes of a request to its body, without keeping others waiting: a large one is read in a process of its own."""
+
+import asyncio
+import os
+import pickle
+import struct
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from kvasir.common.errors import InvalidRequest, Overloaded
+from kvasir.router.openai.models import Body
+from kvasir.router.openai.parse_process import JSON_OBJECT
+from kvasir.router.openai.parsing import json_object, parse
+from kvasir.router.openai.sampling import max_prompt_tokens
+from kvasir.router.text.tokenizer import TextTokenizer
+from kvasir.router.types import Backend
+
+B = TypeVar("B", bound=Body)
+_SMALL_BYTES = 1 << 18  # read on the event loop: handing it to a process would cost more
+_MAX_WAITING = 64
+_TIMEOUT_S = 10.0
+_START_TIMEOUT_S = 30.0
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG")  # no keys and no secrets
+
+
+class Bodies:
+    """The process starts with the first large body. Belongs to one event loop.
+
+    `longest_prompt`: how many tokens a prompt may have, and how many characters at most; raises while nobody knows.
+    """
+
+    def __init__(self, longest_prompt: Callable[[], tuple[int, int]]) -> None:
+        self._longest_prompt = longest_prompt
+        self._process: Process | None = None
+        self._turn = asyncio.Lock()
+        self._num_waiting = 0
+
+    async def parse(self, data: bytes, kind: type[B]) -> tuple[B, int]:
+        """The body, and how many fields of it nobody knows; those are ignored, as OpenAI's servers do."""
+        if len(data) <= _SMALL_BYTES:
+            return parse(json_object(data), kind)
+        body, num_unknown = await self._read(data, kind.__name__)
+        return body, num_unknown
+
+    async def json_object(self, data: bytes) -> dict[str, Any]:
+        if len(data) <= _SMALL_BYTES:
+            return json_object(data)
+        fields: dict[str, Any] = (await self._read(data, JSON_OBJECT))[0]
+        return fields
+
+    async def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def _read(self, data: bytes, kind: str) -> tuple[Any, int]:
+        if self._num_waiting >= _MAX_WAITING:
+            raise Overloaded(f"{self._num_waiting} large bodies wait to be read")
+        max_tokens, max_chars = self._longest_prompt()
+        self._num_waiting += 1
+        try:
+            async with self._turn:
+                answer = await self._asked(f"{kind} {max_tokens} {max_chars}\n".encode(), data)
+        finally:
+            self._num_waiting -= 1
+        # Made by our own code; what the client wrote is but strings and numbers in it.
+        found: tuple[Any, ...] = await asyncio.to_thread(pickle.loads, answer)
+        if len(found) == 3:
+            raise InvalidRequest(*found)
+        return found[0], found[1]
+
+    async def _asked(self, head: bytes, data: bytes) -> bytes:
+        try:
+            if self._process is None or self._process.returncode is not None:
+                self._process = await _start()
+            async with asyncio.timeout(_TIMEOUT_S):
+                return await _exchange(self._process, head, data)
+        except (TimeoutError, EOFError, OSError):
+            await self.close()
+            raise InvalidRequest("the body takes too much time or memory to read", code="invalid_json") from None
+        except BaseException:  # the answer would be taken for the next one's
+            await self.close()
+            raise
+
+
+async def _start() -> Process:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "kvasir.router.openai.parse_process"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+    )
+    try:
+        async with asyncio.timeout(_START_TIMEOUT_S):
+            await _exchange(process, f"{JSON_OBJECT} 0 0\n".encode(), b"{}")
+    except BaseException as error:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        if isinstance(error, TimeoutError | EOFError | OSError):
+            raise Overloaded("large bodies cannot be read now") from None
+        raise
+    return process
+
+
+async def _exchange(process: Process, head: bytes, data: bytes) -> bytes:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.writelines((struct.pack("<I", len(head) + len(data)), head, data))
+    await process.stdin.drain()
+    [length] = struct.unpack("<I", await process.stdout.readexactly(4))
+    return await process.stdout.readexactly(length)
+
+
+def longest_prompt(backend: Backend, tokenizer: TextTokenizer) -> tuple[int, int]:
+    """In tokens and characters."""
+    num_tokens = max_prompt_tokens(backend.limits())
+    return num_tokens, tokenizer.max_chars(num_tokens)
