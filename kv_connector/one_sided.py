@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
-from typing import Literal
+from typing import Literal, TypeVar
 
 from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector import one_sided_protocol as protocol
@@ -20,9 +20,11 @@ from kvasir.kv_connector.one_sided_engine import Pool, ReadEngine
 from kvasir.kv_connector.one_sided_link import Link
 from kvasir.kv_connector.one_sided_server import LoanServer
 from kvasir.kv_connector.settings import ConnectorSettings
-from kvasir.kv_connector.worker import P, T, Worker
+from kvasir.kv_connector.threads import Threads
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _ENGINE_TIMEOUT_S = 20.0  # it starts and ends by code that is not ours
 _CLOSE_TIMEOUT_S = 1.0
@@ -54,7 +56,7 @@ class OneSidedConnector:
         pool = None if source.pool is None else Pool.of(source.pool)
         try:
             async with asyncio.timeout(_ENGINE_TIMEOUT_S):
-                description = await self._call_engine(self._engine.open, pool)
+                description = await self._call_engine(lambda: self._engine.open(pool))
         except TimeoutError:
             raise KVTransferError(f"{self.name}'s engine does not start") from None
         self._server = LoanServer(source, pool, description, self._settings, self._engine.lending)
@@ -77,12 +79,12 @@ class OneSidedConnector:
         if self._server is not None:
             self._server.take_all_back()
 
-    def _call_engine(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "asyncio.Future[T]":
+    async def _call_engine(self, call: Callable[[], T]) -> T:
         """On a thread that nobody waits for at the end of the process, should the engine hang."""
-        worker = Worker(f"kv-{self.name}")
-        called = worker.call(call, *args, **kwargs)
-        worker.stop()
-        return called
+        thread = Threads(1, f"kv-{self.name}")
+        job = thread.start(lambda job: call())
+        thread.stop()
+        return await job.outcome()
 
     @property
     def endpoint(self) -> str:

@@ -20,7 +20,7 @@ from kvasir.kv_connector.base import BlockKey, Frame, TransferId
 from kvasir.kv_connector.one_sided_engine import Pool, ReadChannel, ReadEngine
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.staging import Staging
-from kvasir.kv_connector.worker import Worker
+from kvasir.kv_connector.threads import Job, Threads
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Link:
         self._settings = settings
         self._max_payload_bytes = max_payload_bytes
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._worker = Worker(f"kv-{address}")
+        self._worker = Threads(1, f"kv-{address}")
         self._numbers = itertools.count()
         self._batches: dict[bytes, _Batch] = {}
         self._writer: asyncio.StreamWriter | None = None
@@ -105,7 +105,7 @@ class Link:
             self._reading.cancel()
         if self._writer is not None:
             self._writer.transport.abort()
-        self._worker.call(self._let_go).add_done_callback(self._end)
+        self._worker.start(self._let_go).done.add_done_callback(self._end)
         self._worker.stop()
 
     def say(self, *fields: bytes) -> None:
@@ -182,7 +182,7 @@ class Link:
     async def _read_lent(self, lent: dict[int, int]) -> None:
         """`lent` is slot -> the sender's block."""
         timeout_s = self._settings.transfer_allowance_s(len(lent) * self._opened.pool.block_bytes)
-        reading = self._worker.call(self._read_in_worker, list(lent.values()), list(lent), timeout_s)
+        reading = self._worker.start(self._read_in_worker, list(lent.values()), list(lent), timeout_s).done
         try:
             async with asyncio.timeout(timeout_s):
                 await self._or_lost(asyncio.shield(reading))
@@ -190,7 +190,7 @@ class Link:
             self.close(f"reading failed: {error!r}")
             raise KVTransferError(self.why_lost) from error
 
-    def _read_in_worker(self, remote: Sequence[int], local: Sequence[int], timeout_s: float) -> None:
+    def _read_in_worker(self, job: Job[None], remote: Sequence[int], local: Sequence[int], timeout_s: float) -> None:
         assert self._channel is not None
         self._channel.read(remote, local, timeout_s)
 
@@ -226,13 +226,13 @@ class Link:
         slot_bytes = remote.block_bytes or self._max_payload_bytes
         self._staging = Staging(min(max(self._settings.window_bytes // slot_bytes, _MIN_SLOTS), _MAX_SLOTS), slot_bytes)
         if remote.num_blocks:
-            await asyncio.shield(self._worker.call(self._connect_engine, engine, remote, self._staging.pool))
+            await asyncio.shield(self._worker.start(self._connect_engine, engine, remote, self._staging.pool).done)
 
-    def _connect_engine(self, engine: bytes, remote: Pool, local: Pool) -> None:
+    def _connect_engine(self, job: Job[None], engine: bytes, remote: Pool, local: Pool) -> None:
         self._channel = self._engine.connect(engine, remote, local)
         self._channel.read([0], [0], _CONNECT_TIMEOUT_S)  # engines connect when something is read, and not before
 
-    def _let_go(self) -> None:
+    def _let_go(self, job: Job[None]) -> None:
         if self._channel is not None:
             self._channel.close()
 

@@ -13,8 +13,8 @@ from kvasir.kv_connector.redis_blocks import ALIGNMENT, exist, read, remove, wri
 from kvasir.kv_connector.redis_pool import RedisPool
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.store_reading import Sizes, StoreReader, Trays
-from kvasir.kv_connector.store_threads import Job, StoreThreads
 from kvasir.kv_connector.stored import max_stored_bytes
+from kvasir.kv_connector.threads import Job, Threads
 
 _MAX_BLOCK_BYTES = 1 << 30
 _NUM_MOVING = 8  # threads, and so connections, that move blocks
@@ -29,8 +29,8 @@ class RedisConnector:
         self._prefix = settings.redis_prefix.encode()
         self._ttl_ms = max(1, int(settings.store_ttl_s * 1000))
         self.pool = RedisPool(settings.redis_url, settings.fetch_timeout_base_s)
-        self._moving = StoreThreads(_NUM_MOVING, "kv-redis")
-        self._asking = StoreThreads(_NUM_ASKING, "kv-redis-ask")
+        self._moving = Threads(_NUM_MOVING, "kv-redis")
+        self._asking = Threads(_NUM_ASKING, "kv-redis-ask")
         self._reader: StoreReader | None = None
 
     async def open(self, source: BlockSource, max_payload_bytes: int) -> None:

@@ -9,7 +9,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from kvasir.kv_connector.redis_link import RedisLink
-from kvasir.kv_connector.store_threads import Job
+from kvasir.kv_connector.threads import Job
 
 _CONNECT_TIMEOUT_S = 2.0
 

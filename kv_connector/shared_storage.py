@@ -19,8 +19,8 @@ from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.shared_storage_files import ALIGNMENT, BlockFolder
 from kvasir.kv_connector.shared_storage_quota import Quota
 from kvasir.kv_connector.store_reading import Sizes, StoreReader, Trays
-from kvasir.kv_connector.store_threads import Job, StoreThreads
 from kvasir.kv_connector.stored import max_stored_bytes
+from kvasir.kv_connector.threads import Job, Threads
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +43,8 @@ class SharedStorageConnector:
         self._quota = Quota(self._folder, settings.kv_quota_bytes)
         self._max_quota_bytes = settings.kv_quota_bytes
         self._look_interval_s = min(_LOOK_INTERVAL_S, settings.store_ttl_s)
-        self._moving = StoreThreads(_NUM_MOVING, "kv-storage")
-        self._asking = StoreThreads(_NUM_ASKING, "kv-storage-ask")
+        self._moving = Threads(_NUM_MOVING, "kv-storage")
+        self._asking = Threads(_NUM_ASKING, "kv-storage-ask")
         self._reader: StoreReader | None = None
         self._looks: asyncio.Task[None] | None = None
         self._look_now = asyncio.Event()

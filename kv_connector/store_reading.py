@@ -13,8 +13,8 @@ from contextlib import closing
 from itertools import islice
 
 from kvasir.kv_connector.base import Frame, Land, StoreKey
-from kvasir.kv_connector.store_threads import Job, StoreThreads
 from kvasir.kv_connector.stored import split
+from kvasir.kv_connector.threads import Job, Threads
 
 PAGE_BYTES = 4096
 _TRAY_BYTES = 8 << 20
@@ -64,7 +64,7 @@ class StoreReader:
     The first tray, a small one, shows it.
     """
 
-    def __init__(self, threads: StoreThreads, trays: Trays, alignment: int, read: ReadValues) -> None:
+    def __init__(self, threads: Threads, trays: Trays, alignment: int, read: ReadValues) -> None:
         self._threads = threads
         self._trays = trays
         self._alignment = alignment

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvasir.kv_connector.base import StoreKey
 from kvasir.kv_connector.store_reading import PAGE_BYTES, Sizes, StoreReader, Trays
-from kvasir.kv_connector.store_threads import Job, StoreThreads
+from kvasir.kv_connector.threads import Job, Threads
 
 KEYS = [StoreKey(str(index)) for index in range(7)]  # of which the trays take one, two and four
 VALUE_BYTES = 1 << 20
@@ -17,7 +17,7 @@ DEADLINE_S = 20.0
 
 
 async def test_a_call_that_waits_is_known_for_it() -> None:
-    threads = StoreThreads(1, "test")
+    threads = Threads(1, "test")
     waiting = threads.start(lambda job: time.sleep(0.05))
     await waiting.outcome()
     assert waiting.has_waited
@@ -35,7 +35,7 @@ async def test_a_store_that_makes_its_readers_wait_is_read_by_several() -> None:
         for index in range(len(keys)):
             yield index, PAGE_BYTES
 
-    threads = StoreThreads(4, "test")
+    threads = Threads(4, "test")
     reader = StoreReader(threads, Trays(VALUE_BYTES), PAGE_BYTES, read)
     async with asyncio.timeout(DEADLINE_S), aclosing(reader.fetch(KEYS, None)) as frames:
         assert [key async for key, _ in frames] == KEYS

@@ -71,7 +71,7 @@ class Job(Generic[T]):
         self.check()
 
 
-class StoreThreads:
+class Threads:
     """At most `most` of them, started when they are first needed. They end when stopped, or with the process."""
 
     def __init__(self, most: int, name: str) -> None:
