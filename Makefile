@@ -117,7 +117,8 @@ test-mutations: $(VENV)/test-installed
 
 .PHONY: test-gpu
 test-gpu: $(VENV)/test-installed
-	TRITON_INTERPRET=0 $(BIN)/python -m pytest tests/unit/kernels/triton tests/unit/engine/test_cuda.py $(ARGS)
+	TRITON_INTERPRET=0 $(BIN)/python -m pytest tests/unit/kernels/triton tests/unit/engine/test_cuda.py \
+	  tests/unit/engine/test_cuda_tensor_parallel.py $(ARGS)
 
 .PHONY: test-gemma
 test-gemma: $(VENV)/test-installed
