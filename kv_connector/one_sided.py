@@ -20,7 +20,7 @@ from kvasir.kv_connector.one_sided_engine import Pool, ReadEngine
 from kvasir.kv_connector.one_sided_link import Link
 from kvasir.kv_connector.one_sided_server import LoanServer
 from kvasir.kv_connector.settings import ConnectorSettings
-from kvasir.kv_connector.threads import Threads
+from kvasir.kv_connector.threads import Job, Threads
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class OneSidedConnector:
     async def _call_engine(self, call: Callable[[], T]) -> T:
         """On a thread that nobody waits for at the end of the process, should the engine hang."""
         thread = Threads(1, f"kv-{self.name}")
-        job = thread.start(lambda job: call())
+        job: Job[T] = thread.start(lambda job: call())
         thread.stop()
         return await job.outcome()
 
