@@ -8,6 +8,7 @@ that reads the one and prints the other can take part.
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ Generate = Callable[[Sequence[Tokens], int], list[list[int]]]
 
 
 def engine(model: Path, quantization: Literal["none", "fp16", "int8", "int4"]) -> Generate:
+    os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}  # as in a node; before torch is imported
     from kvasir.engine.factory import build_engine
     from kvasir.engine.request import Request, RequestId
     from kvasir.engine.sampling_params import SamplingParams
