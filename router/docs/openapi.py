@@ -15,6 +15,7 @@ _REFUSALS = {
     401: "No valid API key.",
     404: "There is no such model, response or route.",
     413: "The body is too large.",
+    415: "The body is compressed.",
     429: "A limit of this key is reached; see Retry-After.",
     499: "The client has left.",
     500: "A fault of the server's own.",

@@ -9,7 +9,7 @@ from kvasir.router.openai.models import ChatBody, CompletionBody
 from kvasir.router.openai.responses.body import ResponsesBody
 from kvasir.router.openai.tokens import DetokenizeBody, TokenizeChatBody, TokenizeTextBody
 
-_GENERATING = (400, 401, 404, 413, 429, 500, 503, 504)
+_GENERATING = (400, 401, 404, 413, 415, 429, 500, 503, 504)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,11 @@ OPERATIONS: tuple[Operation, ...] = (
         tag="OpenAI",
         reply=rr.InputItems,
         errors=_ONE_RESPONSE,
-        query={"order": {"enum": ["asc", "desc"], "default": "desc"}},
+        query={
+            "limit": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
+            "order": {"enum": ["asc", "desc"], "default": "desc"},
+            "after": {"type": "string"},
+        },
     ),
     Operation(
         method="post",
@@ -112,7 +116,7 @@ OPERATIONS: tuple[Operation, ...] = (
         tag="Tokens",
         bodies=(TokenizeTextBody, TokenizeChatBody),
         reply=r.Tokens,
-        errors=(400, 401, 404, 413, 500, 503),
+        errors=(400, 401, 404, 413, 415, 500, 503),
     ),
     Operation(
         method="post",
@@ -121,7 +125,7 @@ OPERATIONS: tuple[Operation, ...] = (
         tag="Tokens",
         bodies=(DetokenizeBody,),
         reply=r.Detokenized,
-        errors=(400, 401, 404, 413, 500, 503),
+        errors=(400, 401, 404, 413, 415, 500, 503),
     ),
     Operation(method="get", path="/health", summary="Alive", tag="Operation", reply=r.Health, errors=()),
     Operation(

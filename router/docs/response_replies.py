@@ -208,9 +208,9 @@ StreamedEvent = Annotated[
 class InputItems(Reply):
     object: Literal["list"]
     data: list[dict[str, Any]]
-    first_id: str
-    last_id: str
-    has_more: Literal[False]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class Deleted(Reply):

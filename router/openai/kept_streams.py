@@ -60,7 +60,7 @@ class KeptStream:
             while True:
                 while after < self._num_dropped + len(self._events):
                     if after < self._num_dropped:  # too slow a reader
-                        yield event(error_body(_not_kept()))
+                        yield event(error_body(not_kept()))
                         return
                     yield self._events[after - self._num_dropped]
                     after += 1
@@ -164,7 +164,7 @@ class KeptStreams:
         response_id, last_event = parse_event_id(last_event_id)
         stream = self._streams.get((owner, response_id))
         if stream is None or not stream.has(last_event):
-            raise _not_kept()
+            raise not_kept()
         return stream.read(after=last_event)
 
     async def resume(self, owner: str, last_event_id: str, endpoint: str) -> EventStream | TakenStream:
@@ -189,7 +189,7 @@ def parse_event_id(event_id: str) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
-def _not_kept() -> HttpError:
+def not_kept() -> HttpError:
     return HttpError(404, "this stream is not kept (any more)", "stream_not_found")
 
 

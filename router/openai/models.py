@@ -6,7 +6,8 @@ lengths) is checked where it is used.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError
 
 from kvasir.router.openai.shapes import Content, Prompt, ResponseFormat, StopStrings, StructuredOutputs
 
@@ -20,6 +21,18 @@ ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.\-]{1,128}$")]
 
 class Body(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", protected_namespaces=())
+
+
+def one_of(shapes: str) -> WrapValidator:
+    """Of a union: what it wants, in place of what each member has found wrong."""
+
+    def validate(value: Any, member: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return member(value)
+        except ValidationError:
+            raise PydanticCustomError("one_of", "it must be {shapes}", {"shapes": shapes}) from None
+
+    return WrapValidator(validate)
 
 
 class StreamOptions(Body):
@@ -180,9 +193,10 @@ class AllowedTools(Body):
     allowed_tools: AllowedToolList
 
 
-ToolChoice = (
-    Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedTools, Field(discriminator="type")]
-)  # fmt: skip
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedTools, Field(discriminator="type")],
+    one_of('none, auto, required, or a function as {"type": "function", "function": {"name": ...}}'),
+]
 
 
 class ConversationBody(Body):

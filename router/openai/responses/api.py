@@ -23,7 +23,7 @@ from kvasir.router.openai.errors import (
 )
 from kvasir.router.openai.generation import ChoiceDelta
 from kvasir.router.openai.responses.body import ResponsesBody
-from kvasir.router.openai.responses.items import ChatMessage, Item, input_items, messages_of
+from kvasir.router.openai.responses.items import ChatMessage, Item, check_outputs, input_items, messages_of
 from kvasir.router.openai.responses.outputs import Event
 from kvasir.router.openai.responses.request import chat_body, named_as_given
 from kvasir.router.openai.responses.store import ResponseStore, StoredResponse
@@ -33,6 +33,7 @@ from kvasir.router.openai.tape import StreamOrigin
 from kvasir.router.tenants.tenant import current_tenant
 
 log = logging.getLogger(__name__)
+_MAX_PAGE = 100
 
 
 class ResponseAnswer:
@@ -153,6 +154,7 @@ class ResponsesApi:
         items = input_items(body.input)
         _check_depth(body, items)
         messages = [*await self._history(owner, body.previous_response_id), *messages_of(items)]
+        check_outputs(messages)
         with named_as_given():
             _, begun = await self._api.begin_chat(chat_body(body, messages), record, origin)
         kept = None if body.store is False else Kept(self._store, owner, _with_ids(items), messages)
@@ -178,17 +180,26 @@ def _with_ids(items: list[Item]) -> list[Item]:
 
 
 def _list_of(items: list[Item], query: Mapping[str, str]) -> dict[str, Any]:
-    """All of them: as many as one request can bring."""
+    """A page of them, behind the item `after`."""
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidRequest(f"'order' must be asc or desc, got {order!r:.40}", "order", "invalid_value")
-    data = items if order == "asc" else items[::-1]
+    limit = query.get("limit", "20")
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= _MAX_PAGE):
+        raise InvalidRequest(f"'limit' must be 1 to {_MAX_PAGE}, got {limit!r:.40}", "limit", "invalid_value")
+    left = items if order == "asc" else items[::-1]
+    if (after := query.get("after")) is not None:
+        places = [place for place, item in enumerate(left) if item["id"] == after]
+        if not places:
+            raise InvalidRequest(f"'after': there is no item {after!r:.80}", "after", "invalid_value")
+        left = left[places[0] + 1 :]
+    data = left[: int(limit)]
     return {
         "object": "list",
         "data": data,
-        "first_id": data[0]["id"],
-        "last_id": data[-1]["id"],
-        "has_more": False,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": len(data) < len(left),
     }
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from kvasir.router.openai.models import MAX_TOOLS, Body, GenerationBody, ToolName
+from kvasir.router.openai.models import MAX_TOOLS, Body, GenerationBody, ToolName, one_of
 from kvasir.router.openai.shapes import ResponseInput
 
 _INT32_MAX = 2**31 - 1
@@ -45,6 +45,12 @@ class AllowedFunctions(Body):
     tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
+ResponseToolChoice = Annotated[
+    Literal["none", "auto", "required"] | Annotated[NamedFunction | AllowedFunctions, Field(discriminator="type")],
+    one_of('none, auto, required, or a function as {"type": "function", "name": ...}'),
+]
+
+
 class TextOptions(Body):
     format: dict[str, Any] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -64,11 +70,7 @@ class ResponsesBody(GenerationBody):
     previous_response_id: Annotated[str, Field(max_length=256)] | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=_INT32_MAX)] | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: (
-        Literal["none", "auto", "required"]
-        | Annotated[NamedFunction | AllowedFunctions, Field(discriminator="type")]
-        | None
-    ) = None
+    tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None

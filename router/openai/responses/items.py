@@ -47,6 +47,16 @@ def messages_of(items: Sequence[Item]) -> list[ChatMessage]:
     return messages
 
 
+def check_outputs(messages: Sequence[ChatMessage]) -> None:
+    """Each of a tool's is that of a call before it."""
+    known: set[str] = set()
+    for message in messages:
+        known.update(call["id"] for call in message.get("tool_calls", ()))
+        if message["role"] == "tool" and (call_id := message["tool_call_id"]) not in known:
+            text = f"No tool call found for function call output with call_id {call_id[:80]}."
+            raise InvalidRequest(text, "input", "invalid_value")
+
+
 def _begin(messages: list[ChatMessage], assistant: ChatMessage | None, *, is_new: bool = False) -> ChatMessage:
     if assistant is None or is_new:
         assistant = {"role": "assistant"}
@@ -62,6 +72,9 @@ def _other(item: Item, kind: Any, param: str) -> ChatMessage:
         return {"role": item["role"], "content": item.get("content")}
     if kind == "function_call_output":
         return {"role": "tool", "tool_call_id": _text(item, "call_id", param), "content": item.get("output")}
+    if kind == "item_reference":
+        message = f"'{param}': items cannot be referred to; send the item itself, or use 'previous_response_id'"
+        raise InvalidRequest(message, param, "unsupported_content")
     raise InvalidRequest(f"'{param}': items of type {kind!r:.60} are not supported", param, "unsupported_content")
 
 

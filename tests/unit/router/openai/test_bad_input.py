@@ -1,5 +1,6 @@
 """Whatever a client sends is a 4xx with OpenAI's body, reaches no node, and leaves the next request healthy."""
 
+import gzip
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,7 +15,7 @@ from kvasir.router.openai.models import ChatBody, CompletionBody
 from kvasir.router.openai.parsing import UNSUPPORTED, json_object
 from kvasir.router.openai.responses.body import ResponsesBody
 from kvasir.router.openai.tokens import DetokenizeBody, TokenizeChatBody
-from tests.unit.router.openai.conftest import Router, running_router, saying
+from tests.unit.router.openai.conftest import END, EOS, Router, running_router, saying
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -66,6 +67,37 @@ async def test_what_is_no_request_at_all(router: Router, body: bytes) -> None:
         check(await router.http.post(path, content=body))
     assert router.dispatcher.requests == []
     assert await is_healthy(router)
+
+
+async def test_a_body_that_is_no_plain_text(router: Router) -> None:
+    body = b'{"model": "m", "prompt": "p"}'
+    for encoding, sent in (("gzip", gzip.compress(body)), ("br", body), ("x-y", body)):
+        for path in ("/v1/completions", "/v1/responses", "/tokenize"):
+            response = await router.http.post(path, content=sent, headers={"content-encoding": encoding})
+            assert "without Content-Encoding" in check(response, 415)["message"]
+    response = await router.http.post("/v1/completions", content=body, headers={"content-encoding": "Identity"})
+    assert response.status_code == 200
+    for wrong, what in ((gzip.compress(body), "not valid UTF-8"), (b'{"model": "\\ud800"}', "not valid JSON")):
+        assert what in check(await router.http.post("/v1/completions", content=wrong))["message"]
+
+
+@pytest.mark.parametrize("choice", ["maybe", 5, {"type": "function"}, {"type": "function", "name": "a"}, {"type": "x"}])
+async def test_a_wrong_tool_choice_is_told_what_is_wanted(router: Router, choice: Any) -> None:
+    answers = [(await router.chat(tool_choice=choice), '"function": {"name"')]
+    if choice != {"type": "function", "name": "a"}:
+        answers.append((await router.post("/v1/responses", input="x", tool_choice=choice), '"function", "name"'))
+    for answer, wanted in answers:
+        error = check(answer)
+        assert error["param"] == "tool_choice"
+        assert wanted in error["message"]
+        assert all(inside not in error["message"] for inside in ("literal", "union", "discriminator", "Named"))
+
+
+async def test_nothing_but_ends_and_no_end_allowed(router: Router) -> None:
+    error = check(await router.complete(allowed_token_ids=[END, EOS], min_tokens=3))
+    assert error["param"] == "allowed_token_ids"
+    for body in ({"min_tokens": 0}, {"min_tokens": 3, "ignore_eos": True}):
+        assert (await router.complete(allowed_token_ids=[END, EOS], **body)).status_code == 200
 
 
 BAD_FIELDS: list[tuple[str, Any]] = [

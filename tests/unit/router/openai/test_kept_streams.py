@@ -96,6 +96,9 @@ async def test_what_cannot_be_gone_on_with_is_said_so() -> None:
         assert (await resume(router, f"{stream}:1", key="b")).status_code == 404, "another key's"
         assert (await resume(router, f"{stream}:{len(events) + 1}")).status_code == 404, "never sent"
         assert (await resume(router, "cmpl-other:1")).status_code == 404
+        for elsewhere in ("/v1/chat/completions", "/v1/responses"):
+            response = await router.http.post(elsewhere, headers={"last-event-id": f"{stream}:1"})
+            assert response.status_code == 404, "another endpoint's"
         for wrong in ("", "x", f"{stream}:", f"{stream}:-1", f"{stream}:1:2x", ":1", "x" * 5000):
             assert (await resume(router, wrong)).status_code in (400, 404), wrong
         assert (await resume(router, f"{stream}:{len(events)}")).text == ""

@@ -229,6 +229,38 @@ async def test_stored_responses_are_shown_and_deleted(router: Router) -> None:
     assert (await router.http.get(f"/v1/responses/{other.id}/input_items?order=up")).status_code == 400
 
 
+async def test_input_items_come_in_pages(router: Router) -> None:
+    given: Any = [{"type": "message", "role": "user", "content": text, "id": f"msg_{text}"} for text in "abcde"]
+    client = router.openai.responses
+    response = await client.create(model="m", input=given)
+    for order in ("asc", "desc"):
+        found = [item.id async for item in client.input_items.list(response.id, limit=2, order=order)]  # type: ignore[arg-type]
+        assert found == [f"msg_{text}" for text in ("abcde" if order == "asc" else "edcba")]
+    path = f"/v1/responses/{response.id}/input_items"
+    page = (await router.http.get(f"{path}?limit=2&order=asc&after=msg_b")).json()
+    assert (page["first_id"], page["last_id"], page["has_more"]) == ("msg_c", "msg_d", True)
+    page = (await router.http.get(f"{path}?after=msg_a")).json()
+    assert (page["data"], page["first_id"], page["has_more"]) == ([], None, False)
+    for wrong in ("limit=0", "limit=101", "limit=x", "limit=²", "after=msg_x", "order=up"):
+        error = (await router.http.get(f"{path}?{wrong}")).json()["error"]
+        assert error["param"] == wrong.partition("=")[0]
+
+
+async def test_an_output_must_be_that_of_a_call(router: Router) -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "sun"}
+    first = await ask(router, input=[{"role": "user", "content": "hi"}, call])
+    assert first.status_code == 200
+    assert (await ask(router, input=[output], previous_response_id=first.json()["id"])).status_code == 200
+    for items in ([output], [output, call], [call, {**output, "call_id": "c2"}]):
+        response = await ask(router, input=items)
+        assert response.status_code == 400
+        assert "No tool call found for function call output with call_id c" in response.json()["error"]["message"]
+    response = await ask(router, input=[{"type": "item_reference", "id": "msg_1"}])
+    assert response.status_code == 400
+    assert "previous_response_id" in response.json()["error"]["message"]
+
+
 async def test_nobody_finds_what_another_key_has_stored() -> None:
     async with running_router(saying(TEXT), api_keys=["one", "two"]) as router:
         stored = (await ask(router)).json()["id"]
