@@ -10,7 +10,8 @@ from kvasir.kernels.cpu.simd import CPU_FEATURES, IS_WIDE, cgutils, intrinsic, i
 
 PANEL = 32 if IS_WIDE else 16  # columns: two registers
 ROWS = (1, 2, 4, 8, 12) if IS_WIDE else (1, 2, 4, 6)  # of a tile; with 12 x 2 (6 x 2) sums in registers
-PAIR_ROWS = ROWS[-1] // 2  # of a tile that is two panels wide: fewer loads for as many sums
+SPAN = 2 if IS_WIDE else 1  # panels of a tile of many rows: with two, fewer loads for as many sums
+SPAN_ROWS = ROWS[-1] // SPAN
 # Without F16C, compilers turn a float16 into a float32 by a call of a function that may not be there.
 CONVERTS_FLOAT16 = bool(CPU_FEATURES.get("f16c")) or not any("sse" in name for name in CPU_FEATURES)
 
@@ -75,22 +76,22 @@ def expand_panel(typing: Any, panel: Any, address: Any, scales: Any, first: Any,
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def multiply_pair(
+def multiply_span(
     typing: Any, x: Any, x_stride: Any, num_rows: Any, weights: Any, weights_stride: Any, count: Any, sums: Any
 ) -> Any:
-    """sums[PAIR_ROWS, 2 PANEL] += x[R, count] @ (weights[0][count, PANEL], weights[1]), by address. R <= PAIR_ROWS
+    """sums[SPAN_ROWS, SPAN PANEL] += x[R, count] @ (weights[0][count, PANEL], weights[1]), by address. R <= SPAN_ROWS
 
-    x_stride: floats a row    weights: float32, the second panel's `weights_stride` bytes behind the first's
+    x_stride: floats a row    weights: float32, a second panel's `weights_stride` bytes behind the first's
     """
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         x, x_stride, num_rows, weights, weights_stride, count, sums = arguments
         nothing = ir.Constant(_I64, 0)
-        pair = [
+        span = [
             _Tile(builder, _FLOAT32, x, x_stride, num_rows, panel, nothing, nothing, count, nothing, nothing, sums)
-            for panel in (weights, builder.add(weights, weights_stride))
+            for panel in (weights, builder.add(weights, weights_stride))[:SPAN]
         ]
-        pair[0].multiply_beside(pair[1])
+        span[0].multiply_beside(span[1:])
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 7), codegen
@@ -126,18 +127,18 @@ class _Tile:
         for r, row in enumerate(cells):
             self._finish(row, scale, self._at(self._sums, 4 * PANEL * r, _VECTOR))
 
-    def multiply_beside(self, other: "_Tile") -> None:
-        """Both panels with the same rows; sums of the two take turns."""
-        builder = self._builder
-        x_rows = [self._row(r) for r in range(PAIR_ROWS)]
-        places = [[self._at(self._sums, 4 * PANEL * (2 * r + i), _VECTOR) for i in (0, 1)] for r in range(PAIR_ROWS)]
-        cells = [[cgutils.alloca_once(builder, _VECTOR) for _ in (0, 1)] for _ in range(PAIR_ROWS)]
-        pairs = [(cells[r][i], places[r][i]) for r in range(PAIR_ROWS) for i in (0, 1)]
+    def multiply_beside(self, others: list["_Tile"]) -> None:
+        """All of these panels with the same rows; their sums take turns."""
+        builder, tiles = self._builder, range(SPAN)
+        x_rows = [self._row(r) for r in range(SPAN_ROWS)]
+        places = [[self._at(self._sums, 4 * PANEL * (SPAN * r + i), _VECTOR) for i in tiles] for r in range(SPAN_ROWS)]
+        cells = [[cgutils.alloca_once(builder, _VECTOR) for _ in tiles] for _ in range(SPAN_ROWS)]
+        pairs = [(cells[r][i], places[r][i]) for r in range(SPAN_ROWS) for i in tiles]
         for cell, place in pairs:
             builder.store(builder.load(place, align=4), cell)
         zero, one = ir.Constant(_I64, 0), ir.Constant(_I64, 1)
         with cgutils.for_range_slice(builder, zero, self._count, one, intp=_I64) as (k, _):
-            weights = [tile._load_weights(k, None) for tile in (self, other)]
+            weights = [tile._load_weights(k, None) for tile in (self, *others)]
             for x_row, row in zip(x_rows, cells, strict=True):
                 spread = self._spread(x_row, k)
                 for cell, each in zip(row, weights, strict=True):

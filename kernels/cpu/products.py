@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from kvasir.kernels.cpu.panel_tile import PAIR_ROWS, PANEL, ROWS, expand_panel, multiply_pair, multiply_panel
+from kvasir.kernels.cpu.panel_tile import PANEL, ROWS, SPAN, SPAN_ROWS, expand_panel, multiply_panel, multiply_span
 from kvasir.kernels.cpu.simd import (
     carray,
     compiled,
@@ -114,14 +114,14 @@ def _expand_slab(panels: Any, p: Any, scales: Any, scale_bytes: Any, group_size:
 
 
 @compiled
-def _multiply_rows(x: Any, start: Any, stop: Any, panels: Any, pair: Any, is_float32: Any, scales: Any, group_size: Any,
+def _multiply_rows(x: Any, start: Any, stop: Any, panels: Any, span: Any, is_float32: Any, scales: Any, group_size: Any,
                    bias: Any, has_bias: Any, out: Any, slab: Any, sums: Any) -> None:  # fmt: skip
-    """out[start:stop] of two panels, slab by slab of their inputs: each slab is expanded once for all of these rows"""
+    """out[start:stop] of SPAN panels, slab by slab of their inputs: each slab is expanded once for all of these rows"""
     num_inputs = x.shape[1]
     scale_bytes = scales.shape[1] // ((num_inputs + group_size - 1) // group_size)
-    p, other = 2 * pair, min(2 * pair + 1, panels.shape[0] - 1)
+    p, other = SPAN * span, min(SPAN * span + 1, panels.shape[0] - 1)
     for t in range(stop - start):
-        for c in range(2 * PANEL):
+        for c in range(SPAN * PANEL):
             sums[t, c] = 0
     for first in range(0, num_inputs, slab.shape[1]):
         count = min(slab.shape[1], num_inputs - first)
@@ -129,15 +129,16 @@ def _multiply_rows(x: Any, start: Any, stop: Any, panels: Any, pair: Any, is_flo
         stride = (other - p) * panels.strides[0]
         if not is_float32:
             _expand_slab(panels, p, scales, scale_bytes, group_size, first, count, slab[0])
-            _expand_slab(panels, other, scales, scale_bytes, group_size, first, count, slab[1])
+            if SPAN > 1:
+                _expand_slab(panels, other, scales, scale_bytes, group_size, first, count, slab[1])
             weights, stride = slab.ctypes.data, slab.strides[0]
-        for t in range(start, stop, PAIR_ROWS):
-            multiply_pair(
-                x.ctypes.data + t * x.strides[0] + first * 4, x.strides[0] // 4, min(PAIR_ROWS, stop - t),
+        for t in range(start, stop, SPAN_ROWS):
+            multiply_span(
+                x.ctypes.data + t * x.strides[0] + first * 4, x.strides[0] // 4, min(SPAN_ROWS, stop - t),
                 weights, stride, count, sums.ctypes.data + (t - start) * sums.strides[0],
             )  # fmt: skip
     first_output = p * PANEL
-    width = min(2 * PANEL, out.shape[1] - first_output)
+    width = min(SPAN * PANEL, out.shape[1] - first_output)
     for t in range(start, stop):
         if has_bias:
             for c in range(width):
@@ -150,20 +151,20 @@ def _multiply_rows(x: Any, start: Any, stop: Any, panels: Any, pair: Any, is_flo
 @compiled
 def _multiply_many(counter: Any, x: Any, panels: Any, is_float32: Any, scales: Any, group_size: Any, bias: Any,
                    has_bias: Any, out: Any) -> None:  # fmt: skip
-    """A piece is two panels and as many rows of x as stay in the second cache while panel after panel passes."""
+    """A piece is SPAN panels and as many rows of x as stay in the second cache while panel after panel passes."""
     num_tokens, num_inputs = x.shape
-    num_pairs = (panels.shape[0] + 1) // 2
-    most = max(PAIR_ROWS, min(_ROWS_OF_A_BLOCK, _BYTES_OF_A_BLOCK // (4 * num_inputs)))
+    num_spans = (panels.shape[0] + SPAN - 1) // SPAN
+    most = max(SPAN_ROWS, min(_ROWS_OF_A_BLOCK, _BYTES_OF_A_BLOCK // (4 * num_inputs)))
     num_blocks = (num_tokens + most - 1) // most
-    block = padded((num_tokens + num_blocks - 1) // num_blocks, PAIR_ROWS)
+    block = padded((num_tokens + num_blocks - 1) // num_blocks, SPAN_ROWS)
     slab = np.empty((2, _INPUTS_OF_A_SLAB, PANEL), np.float32)
-    sums = np.empty((block, 2 * PANEL), np.float32)
+    sums = np.empty((block, SPAN * PANEL), np.float32)
     while True:
         piece = next_piece(counter)
-        start = piece // num_pairs * block
+        start = piece // num_spans * block
         if start >= num_tokens:
             return
-        _multiply_rows(x, start, min(start + block, num_tokens), panels, piece % num_pairs, is_float32, scales,
+        _multiply_rows(x, start, min(start + block, num_tokens), panels, piece % num_spans, is_float32, scales,
                        group_size, bias, has_bias, out, slab, sums)  # fmt: skip
 
 
