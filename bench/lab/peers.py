@@ -136,18 +136,23 @@ def main(argv: list[str]) -> int:
     peers = [Peer(name, f"{command} {name} {{workload}}") for name in options.ours] + options.peers
     file, quiet = options.output / "peers.json", Quiet()
     found = Found.read(file, (options.input_len, options.output_len))
-    quiet.shares = found.busy
+    quiet.shares, text = found.busy, ""
     for _ in range(options.rounds):
         for peer in peers:
             quiet.look()
             found.take_turn(peer, Workload(options.concurrency, *found.shape))
-    about = machine() | {"busy_with_other_things": str(quiet)}
-    options.output.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"machine": about} | asdict(found), separators=(",", ":")) + "\n")
-    text = as_markdown(about, options.input_len, options.output_len, found.measurements)
-    file.with_suffix(".md").write_text(text)
+            text = write(file, machine() | {"busy_with_other_things": str(quiet)}, found)  # nothing is lost by an end
     print(text)
     return 0
+
+
+def write(file: Path, about: dict[str, Any], found: Found) -> str:
+    """-> the page"""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"machine": about} | asdict(found), separators=(",", ":")) + "\n")
+    text = as_markdown(about, *found.shape, found.measurements)
+    file.with_suffix(".md").write_text(text)
+    return text
 
 
 def _peer(text: str) -> Peer:

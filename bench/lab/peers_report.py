@@ -34,14 +34,15 @@ class Measurement:
 def as_markdown(about: Mapping[str, Any], input_len: int, output_len: int, measurements: Sequence[Measurement]) -> str:
     peers = list(dict.fromkeys(one.peer for one in measurements))
     counts = sorted({one.concurrency for one in measurements})
-    num_rounds = min(Counter((one.peer, one.concurrency) for one in measurements).values(), default=0)
+    rounds = Counter((one.peer, one.concurrency) for one in measurements).values()
+    num_rounds = f"{min(rounds, default=0)} to {max(rounds, default=0)}"
     lines = [
         "# Beside other engines",
         "",
         ", ".join(f"{name} {value}" for name, value in about.items()),
         "",
         f"The built-in model, {input_len} tokens in and {output_len} out, greedy, no prefix cache; each in a",
-        f"process of its own on all cores, in turns. Medians of {num_rounds} round(s), tokens per second. Decoding is",
+        f"process of its own on all cores, in turns. Medians of {num_rounds} rounds, tokens per second. Decoding is",
         "what the whole answer takes longer than the first tokens. Agreement: answers that are those of transformers",
         "(fp32) in every token.",
         "",

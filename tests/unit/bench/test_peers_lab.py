@@ -40,7 +40,7 @@ def test_rates_and_agreement(echo: str) -> None:
         for peer in peers:
             found.take_turn(peer, WORKLOAD)
     table = as_markdown({"cpu": "x"}, 5, 4, found.measurements)
-    assert "Medians of 2 round(s)" in table
+    assert "Medians of 2 to 2 rounds" in table
     assert "| transformers | 20.0 | 60.0 | 8 of 8 |" in table
     assert "| other | 40.0 | 120.0 | 4 of 8 |" in table, "of a batch of one none, of three two, twice"
     assert "| other | 20.0 | 60.0 | 4 of 8 |" in table, "from the prompts to the end"
