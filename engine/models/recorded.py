@@ -71,15 +71,15 @@ class RecordedLayers:
         width = _power_of_two(batch.block_tables.shape[1])
         key = (kv_cache.data_ptr(), kv_cache.dtype, *kv_cache.shape, width)
         recorded = self._recordings.get(key)
-        if self._is_recordable and (recorded is None or len(recorded.residual) < len(residual)):
-            self._recordings.pop(key, None)  # its memory is free again
-            recorded = self._record(residual, batch, kv_cache, width)
-            if recorded is not None:
-                self._recordings[key] = recorded
+        if recorded is None or len(recorded.residual) < len(residual):
+            self._recordings.pop(key, None)
+            recorded = self._record(residual, batch, kv_cache, width) if self._is_recordable else None
+            if recorded is None:
+                return None
+            self._recordings[key] = recorded
             if len(self._recordings) > _MOST_RECORDINGS:
                 self._recordings.popitem(last=False)
-        if recorded is not None:
-            self._recordings.move_to_end(key)
+        self._recordings.move_to_end(key)
         return recorded
 
     def _record(self, residual: Tensor, batch: BatchInputs, kv_cache: Tensor, width: int) -> _Recorded | None:
