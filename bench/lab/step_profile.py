@@ -98,7 +98,7 @@ def profile_steps(form: str, model: Model, cache: KVCache, num_seqs: int, num_st
         num_seqs=num_seqs,
         step_ms=statistics.median(step["step"] for step in steps) * 1e3,
         parts_ms=parts_ms,
-        python_share=statistics.median(1 - step["loops of the model"] / step["step"] for step in steps),
+        share_of_all_but_loops=statistics.median(1 - step["loops of the model"] / step["step"] for step in steps),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from kvasir.engine.models.config import ModelConfig
 
+PYTHON = ("schedule", "build the batch", "sample", "commit")  # parts of a step that are not the model
 # Of weights in groups of 32: int8 has a scale of 16 bits for each, int4 a scale and an offset.
 _BYTES_OF_A_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "int8": 1 + 2 / 32, "int4": 0.5 + 4 / 32}
 
@@ -94,11 +95,16 @@ class Profile:
     num_seqs: int
     step_ms: float
     parts_ms: dict[str, float]
-    python_share: float  # of all that is not the model's compiled loops
+    share_of_all_but_loops: float
+
+    @property
+    def python_share(self) -> float:
+        """Of what is not the model."""
+        return sum(self.parts_ms[name] for name in PYTHON) / self.step_ms
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {ms:.2f}" for name, ms in self.parts_ms.items())
-        return f"{self.form}: {self.step_ms:.1f} ms, {self.python_share:.1%} of it not compiled loops ({parts})"
+        return f"{self.form}: {self.step_ms:.1f} ms, {self.python_share:.1%} of it Python ({parts})"
 
 
 def write_results(
@@ -144,13 +150,14 @@ def as_markdown(about: Mapping[str, Any], measured: Sequence[Measured], profiles
 def _profiles(profiles: Sequence[Profile]) -> list[str]:
     names = list(dict.fromkeys(name for one in profiles for name in one.parts_ms))
     lines = [
-        f"Where whole steps of the engine go, {profiles[0].num_seqs} sequences decoding greedily (ms, medians). The",
-        "last column is the share of all that is not the model's compiled loops.",
+        f"Where whole steps of the engine go, {profiles[0].num_seqs} sequences decoding greedily (ms, medians).",
+        "Python: scheduling, building the batch, sampling, commit. Not the loops: that, and what is around the model's loops.",
         "",
-        f"| weights | step | {' | '.join(names)} | not the loops |",
-        "|---|---:|" + "---:|" * (len(names) + 1),
+        f"| weights | step | {' | '.join(names)} | Python | not the loops |",
+        "|---|---:|" + "---:|" * (len(names) + 2),
     ]
     for one in profiles:
         cells = [f"{one.parts_ms.get(name, 0):.2f}" for name in names]
-        lines.append(f"| {one.form} | {one.step_ms:.1f} | {' | '.join(cells)} | {one.python_share:.1%} |")
+        cells += [f"{one.python_share:.1%}", f"{one.share_of_all_but_loops:.1%}"]
+        lines.append(f"| {one.form} | {one.step_ms:.1f} | {' | '.join(cells)} |")
     return [*lines, ""]

@@ -71,4 +71,5 @@ def test_a_run_measures_every_form_and_where_steps_go(
     assert [one["form"] for one in found["profiles"]] == ["fp32", "int8"]
     for one in found["profiles"]:
         assert min(one["parts_ms"].values()) > 0
-        assert 0 < one["python_share"] < 1
+        assert 0 < one["share_of_all_but_loops"] < 1
+    assert "| Python | not the loops |" in (tmp_path / "step.md").read_text()
