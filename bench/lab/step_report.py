@@ -151,7 +151,7 @@ def _profiles(profiles: Sequence[Profile]) -> list[str]:
     names = list(dict.fromkeys(name for one in profiles for name in one.parts_ms))
     lines = [
         f"Where whole steps of the engine go, {profiles[0].num_seqs} sequences decoding greedily (ms, medians).",
-        "Python: scheduling, building the batch, sampling, commit. Not the loops: that, and what is around the model's loops.",
+        "Python: scheduling, building the batch, sampling, commit. Not the loops: that, and what is around the loops.",
         "",
         f"| weights | step | {' | '.join(names)} | Python | not the loops |",
         "|---|---:|" + "---:|" * (len(names) + 2),
