@@ -16,6 +16,7 @@ from kvasir.router.app import create_app
 from kvasir.router.auth import api_keys
 from kvasir.router.cluster import Cluster, running_cluster
 from kvasir.router.config import RouterConfig
+from kvasir.router.cors import allow_origins
 from kvasir.router.grammar.checker import GrammarChecker
 from kvasir.router.metrics import RouterMetrics
 from kvasir.router.openai.api import OpenAIApi
@@ -121,6 +122,7 @@ async def running_router(config: RouterConfig, sharing: Alone) -> AsyncIterator[
             grammars=grammars,
             streams=streams,
             bodies=bodies,
+            created=int(config.model.stat().st_mtime),
         )
         tokens = TokensApi(
             cluster.dispatcher,
@@ -142,6 +144,7 @@ async def running_router(config: RouterConfig, sharing: Alone) -> AsyncIterator[
             router_metrics,
             isolates_tenants=config.isolate_tenants and keys.are_wanted,
         )
+        allow_origins(app, config)
         add_page(app, overview, router_metrics.recent)
         yield Router(app=app, names=tuple(names), cluster=cluster, streams=streams, overview=own)
 

@@ -44,7 +44,8 @@ def key_in(headers: Mapping[str, str]) -> bytes:
 
     A browser adds its Basic credentials to what other sites' pages send here, too: those are not taken.
     """
-    scheme, _, credentials = headers.get("authorization", "").partition(" ")
+    scheme, _, credentials = headers.get("authorization", "").strip(" \t").partition(" ")
+    credentials = credentials.strip(" \t")
     if scheme.lower() == "bearer":
         return credentials.encode("latin-1", errors="replace")
     if scheme.lower() == "basic" and headers.get("sec-fetch-site", "none") in ("none", "same-origin"):

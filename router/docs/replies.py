@@ -73,6 +73,7 @@ class CompletionChoice(Reply):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
+    stop_reason: str | int | None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] = MAYBE
     prompt_token_ids: list[int] = MAYBE
     token_ids: list[int] = MAYBE
@@ -84,6 +85,8 @@ class Completion(Reply):
     created: int
     model: str
     choices: list[CompletionChoice]
+    service_tier: None
+    system_fingerprint: None
     usage: Usage
 
 
@@ -92,6 +95,7 @@ class CompletionChunkChoice(Reply):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: str | int | None = MAYBE
     prompt_token_ids: list[int] = MAYBE
     token_ids: list[int] = MAYBE
 
@@ -130,6 +134,7 @@ class ChatChoice(Reply):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    stop_reason: str | int | None
     token_ids: list[int] = MAYBE
 
 
@@ -139,6 +144,8 @@ class ChatCompletion(Reply):
     created: int
     model: str
     choices: list[ChatChoice]
+    service_tier: None
+    system_fingerprint: None
     usage: Usage
     prompt_token_ids: list[int] = MAYBE
     prompt_logprobs: list[dict[str, PromptLogprob] | None] = MAYBE
@@ -171,6 +178,7 @@ class ChatChunkChoice(Reply):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: str | int | None = MAYBE
     token_ids: list[int] = MAYBE
 
 

@@ -76,7 +76,9 @@ class OpenAIApi:
         grammars: GrammarChecker,
         streams: KeptStreams,
         bodies: Bodies,
+        created: int,
     ) -> None:
+        """`created`: when the model was, in seconds since 1970, as every process of every router says it."""
         self._bodies = bodies
         self._backend = backend
         self.tokenizer = tokenizer
@@ -88,7 +90,7 @@ class OpenAIApi:
         self.model_names = tuple(model_names)
         self._max_request_bytes = max_request_bytes
         self._max_logprobs = max_logprobs
-        self._created = int(time.time())
+        self._created = created
 
     async def completions(self, request: Request) -> Response:
         return await self.serve(request, Endpoint("completions", CompletionBody, "cmpl-", self._prepare_completion))

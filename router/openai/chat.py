@@ -44,8 +44,8 @@ class ChatShape:
             message["content"] = ""
         return choice if message else None
 
-    def closing(self, index: int, finish_reason: str) -> dict[str, Any]:
-        return _chunk(index, {}, finish_reason)
+    def closing(self, last: ChoiceDelta) -> dict[str, Any]:
+        return _chunk(last.index, {}, last.finish_reason) | {"stop_reason": last.stop_reason}
 
     def whole(self, index: int, deltas: list[ChoiceDelta]) -> dict[str, Any]:
         if self._prompt_logprobs is not None:  # beside the choices: all of them have one prompt
@@ -62,6 +62,7 @@ class ChatShape:
             "message": {"role": "assistant", "content": None, "refusal": None} | message,
             "logprobs": chat_logprobs(positions, self._top_logprobs, self._tokenizer) if self._has_logprobs else None,
             "finish_reason": deltas[-1].finish_reason,
+            "stop_reason": deltas[-1].stop_reason,
         }
         if self._return_token_ids:
             choice["token_ids"] = [token_id for delta in deltas for token_id in delta.token_ids]

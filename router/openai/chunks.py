@@ -45,7 +45,7 @@ class Chunks:
             if self._is_text_alone and frame is None:
                 self._frames[delta.index] = self._frame(delta)
         if delta.finish_reason is not None:
-            events.append(self._chunk(self._shape.closing(delta.index, delta.finish_reason)))
+            events.append(self._chunk(self._shape.closing(delta)))
         return events
 
     def end(self) -> list[bytes]:

@@ -37,13 +37,13 @@ class CompletionShape:
             choice["token_ids"] = delta.token_ids
         return choice if delta.text or choice["logprobs"] or "token_ids" in choice else None
 
-    def closing(self, index: int, finish_reason: str) -> dict[str, Any]:
-        return _choice(index, "", finish_reason)
+    def closing(self, last: ChoiceDelta) -> dict[str, Any]:
+        return _choice(last.index, "", last.finish_reason) | {"stop_reason": last.stop_reason}
 
     def whole(self, index: int, deltas: list[ChoiceDelta]) -> dict[str, Any]:
         choice = self._before_text(index, deltas[0])
         choice["text"] += "".join(delta.text for delta in deltas)
-        choice["finish_reason"] = deltas[-1].finish_reason
+        choice |= {"finish_reason": deltas[-1].finish_reason, "stop_reason": deltas[-1].stop_reason}
         if self._logprobs is not None:
             of_prompt = choice["logprobs"] or {}
             generated = self._logprobs[index].take([position for delta in deltas for position in delta.logprobs])

@@ -22,7 +22,7 @@ class Shape(Protocol):
         """None: nothing of the delta is to be shown."""
         ...
 
-    def closing(self, index: int, finish_reason: str) -> dict[str, Any]:
+    def closing(self, last: ChoiceDelta) -> dict[str, Any]:
         """The choice's last chunk, after all text: a client that stops reading here has lost nothing."""
         ...
 

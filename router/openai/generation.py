@@ -30,6 +30,7 @@ class ChoiceDelta:
     parts: tuple[Part, ...] | None = None  # of the text, where it is read; None: it is all content
     num_reasoning_tokens: int = 0
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # of the choice's prompt, from its second token on
+    stop_reason: str | int | None = None  # the client's own stop string, or stop token, that has ended it
 
 
 class ChoicesReader:
@@ -73,6 +74,8 @@ class ChoicesReader:
             choice.prompt_logprobs = self._prompt_logprobs
         if choice.finish_reason is not None:
             self._is_open[at] = False
+            if choice.finish_reason != "length":
+                choice.stop_reason = text.stop_reason(choice.token_ids)
         return choice
 
     def give_back(self, delta: TokenDelta, choice: ChoiceDelta) -> None:

@@ -90,6 +90,7 @@ def text_rules_of(body: GenerationBody) -> TextRules:
         include_stop_str_in_output=body.include_stop_str_in_output or False,
         skip_special_tokens=body.skip_special_tokens is not False,
         min_tokens=body.min_tokens or 0,
+        stop_token_ids=frozenset(body.stop_token_ids or ()),
     )
 
 

@@ -15,6 +15,7 @@ class TextRules:
     skip_special_tokens: bool = True
     shown_markers: frozenset[str] = frozenset()  # special tokens that are shown all the same
     min_tokens: int = 0  # so many tokens pass before a stop string counts
+    stop_token_ids: frozenset[int] = frozenset()  # those that the client has named
 
 
 class TextStream:
@@ -53,6 +54,12 @@ class TextStream:
             return ""
         tail = self._match(self._detokenizer.flush())
         return tail + self._stop_strings.flush()
+
+    def stop_reason(self, token_ids: Sequence[int]) -> str | int | None:
+        """Which of the client's own stops has ended it, at the last of `token_ids`; None: something else."""
+        if self.is_stopped:
+            return self._stop_strings.matched
+        return token_ids[-1] if token_ids and token_ids[-1] in self._rules.stop_token_ids else None
 
     def _text_of(self, token_id: int) -> str:
         if token_id not in self._hidden_ids:

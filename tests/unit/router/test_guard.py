@@ -40,7 +40,7 @@ async def raw(router: Router, method: str, target: str, headers: str = "") -> in
 
 
 @pytest.mark.parametrize("headers", ["", "authorization: Bearer wrong\r\n", "authorization: right\r\n",
-    "authorization: Basic right\r\n", "authorization: Bearer  right\r\n", "authorization: Bearer\r\n",
+    "authorization: Basic right\r\n", "authorization: Bearer ri ght\r\n", "authorization: Bearer\r\n",
     "authorization: Bearer right2\r\n", "authorization: Bearer righ\r\n", "x-api-key: right\r\n",
     "authorization: Bearer \xff\xfe\r\n"], ids=range(10))  # fmt: skip
 async def test_nothing_passes_without_a_key(headers: str) -> None:
@@ -51,6 +51,12 @@ async def test_nothing_passes_without_a_key(headers: str) -> None:
                 expected = {200, 405} if target in ("/ready?x=/v1",) else {400, 401}
                 assert status in expected, (method, target, status)
         assert router.dispatcher.requests == []
+
+
+async def test_spaces_around_a_key_are_not_of_it() -> None:
+    async with running_router(saying("x"), api_keys=["right"]) as router:
+        for value in ("Bearer  right", "bearer right ", " Bearer   right  "):
+            assert await raw(router, "GET", "/v1/models", f"authorization: {value}\r\n") == 200
 
 
 async def test_the_open_routes_need_no_key() -> None:

@@ -47,6 +47,7 @@ async def whole_router(**config: Any) -> AsyncIterator[tuple[httpx.AsyncClient, 
             grammars=GrammarChecker(Path("tokenizer.json")),
             streams=KeptStreams(max_grace_s=60, max_streams=4),
             bodies=bodies,
+            created=1_700_000_000,
         )
         responses = ResponsesApi(api, MemoryResponseStore(ttl_s=60, max_bytes=1 << 20))
         tokens = TokensApi(

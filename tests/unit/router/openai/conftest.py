@@ -122,6 +122,7 @@ async def running_router(
         grammars=grammars,
         streams=streams,
         bodies=bodies,
+        created=1_700_000_000,
     )
     store = MemoryResponseStore(ttl_s=60, max_bytes=1 << 20)
     names = ["m", "org/m"]

@@ -28,12 +28,17 @@ def events(response: httpx.Response) -> list[Any]:
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
+def ended(finish_reason: str = "stop", stop_reason: str | int | None = None) -> dict[str, Any]:
+    return {"finish_reason": finish_reason, "stop_reason": stop_reason}
+
+
 async def test_chat_chunks(router: Router) -> None:
     chunks = events(await router.chat(stream=True))
     whole = (await router.chat()).json()
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     assert choices[0]["delta"] == {"role": "assistant", "content": ""}
-    assert all(set(choice) == {"index", "delta", "logprobs", "finish_reason"} for choice in choices)
+    assert all(set(choice) == {"index", "delta", "logprobs", "finish_reason"} for choice in choices[:-1])
+    assert set(choices[-1]) == {"index", "delta", "logprobs", "finish_reason", "stop_reason"}
     assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
     assert choices[-1]["delta"] == {}
     assert all("tool_calls" not in choice["delta"] for choice in choices)
@@ -49,10 +54,10 @@ async def test_chat_chunks(router: Router) -> None:
 
 async def test_a_whole_chat_answer(router: Router) -> None:
     answer = (await router.chat()).json()
-    assert set(answer) == {"id", "object", "created", "model", "choices", "usage"}
+    assert set(answer) == {"id", "object", "created", "model", "choices", "usage", "service_tier", "system_fingerprint"}
     assert answer["object"] == "chat.completion"
     message = {"role": "assistant", "content": TEXT, "refusal": None}
-    assert answer["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}]
+    assert answer["choices"] == [{"index": 0, "message": message, "logprobs": None, **ended()}]
     [request] = router.dispatcher.requests
     assert answer["usage"] == {
         "prompt_tokens": len(request.prompt_token_ids),
@@ -66,12 +71,31 @@ async def test_a_whole_completion_and_its_chunks(router: Router) -> None:
     answer = (await router.complete(max_tokens=50)).json()
     assert answer["object"] == "text_completion"
     assert answer["id"].startswith("cmpl-")
-    assert answer["choices"] == [{"index": 0, "text": TEXT, "logprobs": None, "finish_reason": "stop"}]
+    assert answer["choices"] == [{"index": 0, "text": TEXT, "logprobs": None, **ended()}]
     chunks = events(await router.complete(max_tokens=50, stream=True))
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     assert "".join(choice["text"] for choice in choices) == TEXT
     assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
-    assert all(set(choice) == {"index", "text", "logprobs", "finish_reason"} for choice in choices)
+    assert all(set(choice) == {"index", "text", "logprobs", "finish_reason"} for choice in choices[:-1])
+    assert set(choices[-1]) == {"index", "text", "logprobs", "finish_reason", "stop_reason"}
+
+
+@pytest.mark.parametrize(
+    ("body", "finish_reason", "stop_reason"),
+    [
+        ({}, "stop", None),
+        ({"stop": ["x", "wö"]}, "stop", "wö"),
+        ({"stop_token_ids": [END]}, "stop", END),
+        ({"max_tokens": 2}, "length", None),
+    ],
+)
+async def test_what_has_stopped_it(router: Router, body: Any, finish_reason: str, stop_reason: Any) -> None:
+    for ask in (router.chat, router.complete):
+        asked = {"max_tokens": 50, **body}
+        [choice] = (await ask(**asked)).json()["choices"]
+        assert (choice["finish_reason"], choice["stop_reason"]) == (finish_reason, stop_reason)
+        last = events(await ask(stream=True, **asked))[-1]["choices"][0]
+        assert (last["finish_reason"], last["stop_reason"]) == (finish_reason, stop_reason)
 
 
 @pytest.mark.parametrize("ask", ["chat", "complete"])

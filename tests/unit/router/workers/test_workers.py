@@ -43,6 +43,14 @@ async def test_limits_are_of_all_workers_together(workers: Workers) -> None:
     assert await workers.metric("kvasir:router_requests_limited_total") == statuses.count(429)
 
 
+async def test_all_workers_say_the_same_of_the_model(workers: Workers) -> None:
+    """Once, each told when it had started itself."""
+    words = Path(f"/proc/{workers.process.pid}/cmdline").read_text().split("\0")  # noqa: ASYNC240
+    model_time_s = int(Path(words[words.index("--model") + 1]).stat().st_mtime)  # noqa: ASYNC240
+    cards = [(await workers.ask("GET", "/v1/models/m")).json() for _ in range(6)]
+    assert {card["created"] for card in cards} == {model_time_s}
+
+
 async def test_stored_responses_are_there_for_all_workers(workers: Workers) -> None:
     first = (await workers.ask("POST", "/v1/responses", "a", model="m", input="hi", max_output_tokens=4)).json()
     path = f"/v1/responses/{first['id']}"
