@@ -7,7 +7,9 @@ measurements, contenders taking turns:
 
 - flat out: backends have 200 tokens a second for each stream, which is more than anything here passes on. Tokens per
   second of the router's CPU time (all its threads), which is what one core can do.
-- paced: all backends at one rate. From a token's making to its arrival at the client.
+- paced: all backends at one rate, their groups of streams in turn, at even distances. From a token's making to its
+  arrival at the client. Half load of ours is half of the most that it passes on with an event for each token: the
+  highest rate of these whose `tokens_per_event` is 1.
 
 A backend that cannot write waits, as ours do: our nodes then give several tokens at once, and the other server leaves
 a tick out. Our router, when it cannot keep up, sends several tokens in one event; `tokens_per_event` says how many.
@@ -45,7 +47,6 @@ _PEERS = {
 }
 _START_TIMEOUT_S = 60.0
 _WARM_UP_S = 3.0
-_SLOW_TOKENS_PER_S = 10  # in each stream
 _FLAT_OUT_INTERVAL_S = 0.005  # 200 tokens a second in each stream: more than anything here passes on
 _REQUEST = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}'
 
@@ -85,7 +86,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--duration-s", type=float, default=5.0, help="of one measurement (default: %(default)s)")
     parser.add_argument("--peer-python", help="python of an environment with sglang-router and vllm-router")
     parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder (default: %(default)s)")
-    parser.add_argument("--only", default="", help="contenders, separated by commas; writes no results")
+    parser.add_argument("--only", default="", help="contenders, separated by commas")
+    parser.add_argument("--rates", default="flat", help="tokens/s in all, or `flat` (out), separated by commas")
+    parser.add_argument(
+        "--add", action="store_true", help="rounds to those that the output has: measure piece by piece"
+    )
     options = parser.parse_args(argv)
     contenders = [OURS, OURS_TWICE, *(_PEERS if options.peer_python else ()), DIRECT]
     if options.only:
@@ -100,22 +105,37 @@ def main(argv: list[str]) -> int:
             peer_python=options.peer_python,
         )
         _prepare(setting)
-        flat_out = compare(contenders, setting, options.rounds, _FLAT_OUT_INTERVAL_S)
-        most = statistics.median(one.tokens_per_s for one in flat_out if one.contender == contenders[0])
-        rates = (options.streams * _SLOW_TOKENS_PER_S, round(most / 2))
-        paced = {rate: compare(contenders, setting, options.rounds, options.streams / rate) for rate in rates}
+        found = {}
+        for rate in options.rates.split(","):
+            title = "Flat out" if rate == "flat" else f"Paced, {rate} tokens/s in all"
+            interval_s = _FLAT_OUT_INTERVAL_S if rate == "flat" else options.streams / float(rate)
+            found[title] = compare(contenders, setting, options.rounds, interval_s)
     about = about_machine() | {"streams": options.streams, "tokens": options.tokens, "nodes": options.nodes}
-    about |= {"rounds": options.rounds, "duration_s": options.duration_s}
-    sections = {"Flat out": flat_out}
-    sections |= {f"Paced, {rate} tokens/s in all": found for rate, found in paced.items()}
-    text = as_markdown(about, sections)
-    if not options.only:
-        everything = {"machine": about} | {name: [as_json(one) for one in found] for name, found in sections.items()}
-        options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / "router.json").write_text(json.dumps(everything, indent=2) + "\n")
-        (options.output / "router.md").write_text(text)
-    print(text)
+    about |= {"duration_s": options.duration_s}
+    _write(options.output, about, _joined(_known(options.output), found) if options.add else found)
     return 0
+
+
+def _known(folder: Path) -> dict[str, list[Result]]:
+    """What has been measured there before."""
+    path = folder / "router.json"
+    known = json.loads(path.read_text()) if path.is_file() else {}
+    known.pop("machine", None)
+    return {title: [_from_json(one) for one in results] for title, results in known.items()}
+
+
+def _joined(known: dict[str, list[Result]], found: dict[str, list[Result]]) -> dict[str, list[Result]]:
+    return {title: [*known.get(title, ()), *found.get(title, ())] for title in [*known, *(found.keys() - known.keys())]}
+
+
+def _write(folder: Path, about: dict[str, Any], sections: dict[str, list[Result]]) -> None:
+    sections = dict(sorted(sections.items(), key=lambda one: (len(one[0]), one[0])))  # by rate
+    everything = {"machine": about} | {name: [as_json(one) for one in results] for name, results in sections.items()}
+    text = as_markdown(about, sections)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "router.json").write_text(json.dumps(everything, indent=2) + "\n")
+    (folder / "router.md").write_text(text)
+    print(text)
 
 
 def compare(contenders: Sequence[str], setting: Setting, num_rounds: int, interval_s: float) -> list[Result]:
@@ -259,17 +279,21 @@ def as_json(result: Result) -> dict[str, Any]:
     return {name: None if value != value else value for name, value in asdict(result).items()}
 
 
+def _from_json(values: dict[str, Any]) -> Result:
+    return Result(**{name: float("nan") if value is None else value for name, value in values.items()})
+
+
 def as_markdown(about: dict[str, Any], sections: dict[str, list[Result]]) -> str:
     lines = ["# The router alone", "", ", ".join(f"{name} {value}" for name, value in about.items()), ""]
     lines += [*(__doc__ or "").strip().split("\n\n", 1)[1].split("\n"), ""]
     columns = [column.name for column in fields(Result) if column.name != "contender"]
     for title, results in sections.items():
-        lines += [f"## {title}: medians over the rounds (least to most)", "", "| | " + " | ".join(columns) + " |"]
-        lines.append("|---|" + "---:|" * len(columns))
+        lines += [f"## {title}: medians over the rounds (least to most)", ""]
+        lines += ["| | rounds | " + " | ".join(columns) + " |", "|---|---:|" + "---:|" * len(columns)]
         for name in dict.fromkeys(one.contender for one in results):
             of_it = [one for one in results if one.contender == name]
             cells = [_cell([getattr(one, column) for one in of_it]) for column in columns]
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+            lines.append(f"| {name} | {len(of_it)} | " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines)
 
