@@ -280,7 +280,8 @@ def as_json(result: Result) -> dict[str, Any]:
 
 
 def _from_json(values: dict[str, Any]) -> Result:
-    return Result(**{name: float("nan") if value is None else value for name, value in values.items()})
+    given: dict[str, Any] = {name: float("nan") if value is None else value for name, value in values.items()}
+    return Result(**given)
 
 
 def as_markdown(about: dict[str, Any], sections: dict[str, list[Result]]) -> str:
