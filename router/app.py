@@ -38,6 +38,7 @@ def create_app(
     app.add_route("/v1/completions", api.completions, methods=["POST"])
     app.add_route("/v1/chat/completions", api.chat_completions, methods=["POST"])
     app.add_route("/v1/responses", responses.create, methods=["POST"])
+    app.add_route("/v1/responses/input_tokens", responses.input_tokens, methods=["POST"])
     app.add_route("/v1/responses/{response_id}", responses.one, methods=["GET", "DELETE"])
     app.add_route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"])
     app.add_route("/v1/responses/{response_id}/input_items", responses.input_items, methods=["GET"])

@@ -63,6 +63,15 @@ OPERATIONS: tuple[Operation, ...] = (
         errors=_GENERATING,
     ),
     Operation(
+        method="post",
+        path="/v1/responses/input_tokens",
+        summary="How many tokens the prompt of a response has",
+        tag="OpenAI",
+        bodies=(ResponsesBody,),
+        reply=rr.InputTokens,
+        errors=(400, 401, 404, 413, 415, 500, 503),
+    ),
+    Operation(
         method="get",
         path="/v1/responses/{response_id}",
         summary="A stored response",

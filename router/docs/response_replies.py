@@ -213,6 +213,11 @@ class InputItems(Reply):
     has_more: bool
 
 
+class InputTokens(Reply):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class Deleted(Reply):
     id: str
     object: Literal["response.deleted"]

@@ -44,7 +44,7 @@ from kvasir.router.text.tokenizer import TextTokenizer
 from kvasir.router.types import Backend, ClusterLimits
 
 B = TypeVar("B", bound=GenerationBody)
-_CLIENT_CLOSED_REQUEST = 499  # nobody is there to read it
+CLIENT_CLOSED_REQUEST = 499  # nobody is there to read it
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class OpenAIApi:
             return await unless_gone(request.receive, self._answer(endpoint, body, record, origin))
         except (ClientDisconnect, ClientGone):
             record.end("abort")
-            return Response(status_code=_CLIENT_CLOSED_REQUEST)
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
             record.end(outcome_of(error))
             return error_response(error)
@@ -141,7 +141,7 @@ class OpenAIApi:
                 return found
             return await unless_gone(request.receive, self._go_on(endpoint, found))
         except (ClientDisconnect, ClientGone):
-            return Response(status_code=_CLIENT_CLOSED_REQUEST)
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
             return error_response(error)
 
@@ -224,12 +224,19 @@ class OpenAIApi:
 
     async def begin_chat(self, body: ChatBody, record: RequestRecord, origin: StreamOrigin) -> tuple[Prompt, Begun]:
         """The answer to a conversation, in whatever shape it is then sent."""
+        prompt, reading, limits = await self.chat_prompt(body)
+        return prompt, await self._begun(body, record, limits, [prompt], origin, reading)
+
+    async def chat_prompt(self, body: ChatBody) -> tuple[Prompt, Reading, ClusterLimits]:
         limits = self._begin(body, "top_logprobs")
         if body.top_logprobs and not body.logprobs:
             raise InvalidRequest("'top_logprobs' wants 'logprobs' to be true", "top_logprobs", "invalid_value")
         reading = reading_of(body, self._habits)
         prompt = await chat_prompt(body, self._renderer, self.tokenizer, limits, reading.plan.shown)
-        return prompt, await self._begun(body, record, limits, [prompt], origin, reading)
+        return prompt, reading, limits
+
+    async def body_of(self, request: Request, kind: type[B]) -> B:
+        return (await self._bodies.parse(await read_body(request, self._max_request_bytes), kind))[0]
 
     def _begin(self, body: GenerationBody, logprobs_param: str) -> ClusterLimits:
         """What needs no tokenizer."""

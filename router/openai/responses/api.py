@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any
 
 import orjson
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from kvasir.common.errors import InvalidRequest
 from kvasir.router.metrics import RequestRecord
-from kvasir.router.openai.api import Endpoint, Generation, OpenAIApi
+from kvasir.router.openai.api import CLIENT_CLOSED_REQUEST, Endpoint, Generation, OpenAIApi
 from kvasir.router.openai.errors import (
     HttpError,
     StoreUnavailable,
@@ -22,6 +22,7 @@ from kvasir.router.openai.errors import (
     status_of,
 )
 from kvasir.router.openai.generation import ChoiceDelta
+from kvasir.router.openai.models import ChatBody
 from kvasir.router.openai.responses.body import ResponsesBody
 from kvasir.router.openai.responses.items import ChatMessage, Item, check_outputs, input_items, messages_of
 from kvasir.router.openai.responses.outputs import Event
@@ -108,6 +109,19 @@ class ResponsesApi:
         prepare = partial(self._prepare, current_tenant.get().owner)
         return await self._api.serve(request, Endpoint("responses", ResponsesBody, "resp_", prepare))
 
+    async def input_tokens(self, request: Request) -> Response:
+        """How long the prompt of such a request is."""
+        try:
+            body = await self._api.body_of(request, ResponsesBody)
+            _, _, chat = await self._read(current_tenant.get().owner, body)
+            with named_as_given():
+                prompt, _, _ = await self._api.chat_prompt(chat)
+            return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        except Exception as error:
+            return error_response(error)
+
     async def one(self, request: Request) -> Response:
         return await (self._delete(request) if request.method == "DELETE" else self._retrieve(request))
 
@@ -150,16 +164,22 @@ class ResponsesApi:
     async def _prepare(
         self, owner: str, body: ResponsesBody, record: RequestRecord, origin: StreamOrigin
     ) -> Generation:
+        items, messages, chat = await self._read(owner, body)
+        with named_as_given():
+            _, begun = await self._api.begin_chat(chat, record, origin)
+        kept = None if body.store is False else Kept(self._store, owner, _with_ids(items), messages)
+        writer = ResponseWriter(body, begun.envelope, self._api.tokenizer)
+        return Generation(ResponseAnswer(writer, kept), begun)
+
+    async def _read(self, owner: str, body: ResponsesBody) -> tuple[list[Item], list[ChatMessage], ChatBody]:
+        """Its items, the conversation with them, and the request that this is of a chat."""
         _check_supported(body)
         items = input_items(body.input)
         _check_depth(body, items)
         messages = [*await self._history(owner, body.previous_response_id), *messages_of(items)]
         check_outputs(messages)
         with named_as_given():
-            _, begun = await self._api.begin_chat(chat_body(body, messages), record, origin)
-        kept = None if body.store is False else Kept(self._store, owner, _with_ids(items), messages)
-        writer = ResponseWriter(body, begun.envelope, self._api.tokenizer)
-        return Generation(ResponseAnswer(writer, kept), begun)
+            return items, messages, chat_body(body, messages)
 
     async def _history(self, owner: str, previous_response_id: str | None) -> list[ChatMessage]:
         if previous_response_id is None:

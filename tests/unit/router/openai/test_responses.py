@@ -246,6 +246,21 @@ async def test_input_items_come_in_pages(router: Router) -> None:
         assert error["param"] == wrong.partition("=")[0]
 
 
+async def test_the_tokens_of_an_input_are_counted(router: Router) -> None:
+    client = router.openai.responses
+    first = await client.create(model="m", input="hi", instructions="be kind")
+    count = await client.input_tokens.count(model="m", input="hi", instructions="be kind")
+    assert first.usage is not None
+    assert count.input_tokens == first.usage.input_tokens
+    more = await client.input_tokens.count(model="m", input="on", previous_response_id=first.id)
+    assert more.input_tokens > count.input_tokens - len(ids("be kind"))
+    assert len(router.dispatcher.requests) == 1, "nothing is generated"
+    with pytest.raises(openai.NotFoundError):
+        await client.input_tokens.count(model="other", input="hi")
+    with pytest.raises(openai.BadRequestError):
+        await client.input_tokens.count(model="m")
+
+
 async def test_an_output_must_be_that_of_a_call(router: Router) -> None:
     call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c1", "output": "sun"}
