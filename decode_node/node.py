@@ -162,7 +162,7 @@ class DecodeNode(Node[DecodeRequest]):
             entry.patience.cancel()
         if not admitted.is_again:
             outbox.to(entry.session).admitted.append(wire.admitted_to_proto(admitted))
-        entry.first_missing = min(admitted.missing, default=0)
+        entry.first_missing = min(admitted.missing, default=len(admitted.block_table))
         if entry.ticket is None:
             if self.parts.connector.is_store:
                 self.spawn(self._fetch_stored(entry, admitted))
