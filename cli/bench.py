@@ -20,6 +20,10 @@ COMMANDS = {
     "start": ("kvasir.bench.lab.start", "how long a node takes from its start to serving, in parts"),
     "peers": ("kvasir.bench.lab.peers", "this engine beside others that are installed here, in turns"),
     "disaggregation": ("kvasir.bench.lab.disaggregation", "two nodes of one core each, or one of two cores"),
+    "speculation": (
+        "kvasir.bench.lab.speculation",
+        "what drafts gain and cost, on a text that repeats and on one that does not",
+    ),
     "kernels": ("kvasir.bench.lab.kernels", "each Triton kernel beside what this GPU can do"),
     "quantization": ("kvasir.bench.lab.quantization", "what weights in fewer bytes do to a model's output"),
     "kv-dtype": ("kvasir.bench.lab.kv_dtype", "what each dtype of the KV cache gives and costs"),

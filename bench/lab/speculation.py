@@ -1,4 +1,4 @@
-"""What speculative decoding gains and costs: `python -m kvasir.bench.lab.speculation`.
+"""`kvasir bench speculation`: what speculative decoding gains and costs.
 
 One engine in this process, with and without prompt lookup, in turns. One text repeats what the prompt holds, the other
 does not. Only decoding is timed. Written to a folder as a table.
@@ -56,7 +56,9 @@ class Outcome:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="speculation", description=(__doc__ or "").partition("\n")[2].strip())
+    parser = argparse.ArgumentParser(
+        prog="kvasir bench speculation", description=(__doc__ or "").partition("\n")[2].strip()
+    )
     parser.add_argument("--tokens", type=int, default=96, help="generated for each request (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="that count; one more comes first (default: %(default)s)")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4], help="(default: %(default)s)")
