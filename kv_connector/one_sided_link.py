@@ -181,6 +181,8 @@ class Link:
 
     async def _read_lent(self, lent: dict[int, int]) -> None:
         """`lent` is slot -> the sender's block."""
+        if self._lost.done():  # the answers came just before: nothing is read any more from a peer that is let go
+            raise KVTransferError(self.why_lost)
         timeout_s = self._settings.transfer_allowance_s(len(lent) * self._opened.pool.block_bytes)
         reading = self._worker.start(self._read_in_worker, list(lent.values()), list(lent), timeout_s).done
         try:

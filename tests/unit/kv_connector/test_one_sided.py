@@ -23,7 +23,7 @@ from kvasir.kv_connector.mooncake import runs
 from kvasir.kv_connector.one_sided_engine import Pool
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.testing import LARGE, SMALL, ArrayMemory, Pair, pairs_of, random_keys, until
-from tests.cma import CmaConnector, CmaEngine
+from tests.cma import CmaChannel, CmaConnector, CmaEngine
 
 DEADLINE_S = 20.0
 SETTINGS = ConnectorSettings(name=CmaConnector.name, secret="a secret of the tests")
@@ -117,6 +117,42 @@ async def test_a_read_that_hangs_costs_the_link_and_holds_its_buffer_until_it_en
         pair.receiver.memory.writes.clear()
         pair.landed.clear()
         await send_all(pair, 8)
+
+
+async def test_nothing_is_read_from_a_peer_that_is_lost_as_its_answers_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine has let go of it by then, or is about to on another thread."""
+    reads: list[bool] = []  # of each: whether the channel was still open
+    read, close = CmaChannel.read, CmaChannel.close
+    closed: set[int] = set()
+
+    def noted_read(channel: CmaChannel, *what: Any) -> None:
+        reads.append(id(channel) not in closed)
+        read(channel, *what)
+
+    def noted_close(channel: CmaChannel) -> None:
+        closed.add(id(channel))
+        close(channel)
+
+    monkeypatch.setattr(CmaChannel, "read", noted_read)
+    monkeypatch.setattr(CmaChannel, "close", noted_close)
+    async with pair_of() as pair:
+        await send_all(pair, 4)
+        (link, _), *_ = cast(CmaConnector, pair.receiver.connector)._links.values()
+        take = link._take
+
+        def take_and_lose(message: Any) -> None:
+            take(message)
+            if all(batch.answers.done() for batch in link._batches.values()):
+                link.close("it has gone")
+
+        monkeypatch.setattr(link, "_take", take_and_lose)
+        reads.clear()
+        pair.receiver.memory.writes.clear()
+        pair.landed.clear()
+        await send_all(pair, 4)
+        assert link.why_lost
+        assert all(reads)
+        assert len(reads) == 2, "of the new link: to get to know each other, and the blocks"
 
 
 async def test_who_does_not_know_the_secret_learns_nothing() -> None:
