@@ -3,6 +3,8 @@
 import json
 import os
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +31,7 @@ from kvasir.kernels.linear import Quantization
 READY = b"ready"
 START_TIMEOUT = timedelta(seconds=300)  # a large model loads slowly
 STEP_TIMEOUT = timedelta(seconds=60)  # a rank that the others wait for longer is taken for lost
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +85,7 @@ def main() -> None:
     with within(group):
         model = load_model(Path(settings.model), config, getattr(torch, settings.dtype), device)
     if settings.profiles:
-        wait_loaded(settings, store)
+        wait_for_all("loaded", settings, store)
         shared_budget_bytes(model, settings, device)
     command = read_command(commands)
     if not isinstance(command, MakeCache):
@@ -100,8 +103,9 @@ def main() -> None:
     torch.distributed.destroy_process_group()
 
 
-def join(settings: WorkerSettings, store: TCPStore) -> Group:
-    """Waits until all ranks have come."""
+def join(settings: WorkerSettings, store: TCPStore, check: Callable[[], None] = lambda: None) -> Group:
+    """Waits until all ranks have come. `check` as in `wait_for_all`."""
+    wait_for_all("started", settings, store, check)
     device = torch.device(settings.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -114,10 +118,21 @@ def join(settings: WorkerSettings, store: TCPStore) -> Group:
     return Group(settings.rank, settings.size)
 
 
-def wait_loaded(settings: WorkerSettings, store: TCPStore) -> None:
-    """Until all ranks have come here: one loads faster than another, and a step's patience is too short for that."""
-    store.set(f"loaded {settings.rank}", "")
-    store.wait([f"loaded {rank}" for rank in range(settings.size)], START_TIMEOUT)
+def wait_for_all(
+    stage: str, settings: WorkerSettings, store: TCPStore, check: Callable[[], None] = lambda: None
+) -> None:
+    """Until all ranks have come to this stage: one starts or loads faster than another, and a step's patience is too
+    short for that.
+
+    check: is called again and again meanwhile, and may raise. Raises TimeoutError after START_TIMEOUT.
+    """
+    store.set(f"{stage} {settings.rank}", "")
+    deadline = time.monotonic() + START_TIMEOUT.total_seconds()
+    while not store.check([f"{stage} {rank}" for rank in range(settings.size)]):
+        check()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not all ranks of this node have {stage} in {START_TIMEOUT.total_seconds():.0f} s")
+        time.sleep(_POLL_S)
 
 
 def _make_part(command: MakeCache, settings: WorkerSettings, device: torch.device) -> tuple[Tensor, bytes]:

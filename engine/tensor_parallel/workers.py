@@ -21,7 +21,7 @@ from kvasir.engine.tensor_parallel.device_cache import ShardedDeviceCache, opene
 from kvasir.engine.tensor_parallel.group import check_devices, check_shares, device_of_rank
 from kvasir.engine.tensor_parallel.memory import shared_budget_bytes
 from kvasir.engine.tensor_parallel.messages import CaptureDecodes, Command, MakeCache, write_command
-from kvasir.engine.tensor_parallel.worker import READY, START_TIMEOUT, WorkerSettings, join, wait_loaded
+from kvasir.engine.tensor_parallel.worker import READY, START_TIMEOUT, WorkerSettings, join, wait_for_all
 
 _STOP_TIMEOUT_S = 5.0
 
@@ -30,7 +30,7 @@ class Workers:
     """The processes of ranks 1, 2, ... They end when this process does, however it does. `Followers` of rank 0."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        """`settings` of rank 0; waits until the others have joined."""
+        """`settings` of rank 0; waits until the others have joined. Raises RuntimeError if one ends before."""
         self._settings = settings
         self._device = torch.device(settings.device)
         self._store = TCPStore("127.0.0.1", 0, settings.size, is_master=True, wait_for_workers=False)
@@ -39,14 +39,14 @@ class Workers:
             for rank in range(1, settings.size):
                 device = str(device_of_rank(self._device, rank))
                 self._processes.append(_start(replace(settings, rank=rank, port=self._store.port, device=device)))
-            self.group = join(settings, self._store)
+            self.group = join(settings, self._store, self._check)
         except BaseException:
             self.close()
             raise
 
     def budget_bytes(self, model: Model) -> int:
         """What all GPUs together have for KV; raises NoRoomForKV. `profiles` must have been set."""
-        wait_loaded(self._settings, self._store)
+        wait_for_all("loaded", self._settings, self._store, self._check)
         return shared_budget_bytes(model, self._settings, self._device)
 
     def make_cache(self, num_blocks: int, max_model_len: int) -> KVCache:
@@ -118,6 +118,11 @@ class Workers:
             write_command(stdin, command)
         except OSError as error:
             raise RuntimeError(f"rank {rank} of this node has ended") from error
+
+    def _check(self) -> None:
+        for rank, process in enumerate(self._processes, 1):
+            if process.poll() is not None:
+                raise RuntimeError(f"rank {rank} of this node did not start; its log is in this process's")
 
     def _kill(self) -> None:
         for process in self._processes:

@@ -4,15 +4,19 @@ import dataclasses
 import io
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.distributed import ReduceOp
+from torch.distributed import ReduceOp, TCPStore  # type: ignore[attr-defined]
 
 from kvasir.engine.batch import HostBatch, host_batch
 from kvasir.engine.blocks import BlockId, KVLayout
@@ -25,7 +29,7 @@ from kvasir.engine.request import Request, RequestId
 from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.settings import EngineSettings
 from kvasir.engine.step import Chunk, PromptLogprobs
-from kvasir.engine.tensor_parallel import memory
+from kvasir.engine.tensor_parallel import memory, worker, workers
 from kvasir.engine.tensor_parallel.cache import ShardedKVCache
 from kvasir.engine.tensor_parallel.device_cache import ShardedDeviceCache
 from kvasir.engine.tensor_parallel.group import check_devices, device_of_rank
@@ -135,6 +139,36 @@ def test_a_rank_that_dies_is_an_error_and_no_wait(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError):
             for _ in range(3):
                 engine.step()
+
+
+def test_a_rank_that_ends_while_others_start_is_an_error_and_no_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was waited for: as long as a large model takes to load."""
+    save_checkpoint(tmp_path)
+
+    def start(settings: object) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    monkeypatch.setattr(workers, "_start", start)
+    with pytest.raises(RuntimeError, match="rank 1 of this node did not start"), built(tmp_path, 2):
+        pass
+
+
+def test_ranks_wait_for_each_other_and_look_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+    settings, looks = SimpleNamespace(rank=0, size=2), []
+
+    def check() -> None:
+        looks.append(len(looks))
+        if len(looks) == 3:
+            store.set("loaded 1", "")
+
+    worker.wait_for_all("loaded", settings, store, check)  # type: ignore[arg-type]
+    assert len(looks) == 3
+    monkeypatch.setattr(worker, "START_TIMEOUT", timedelta(0))
+    with pytest.raises(TimeoutError, match="not all ranks"):
+        worker.wait_for_all("started", settings, store)  # type: ignore[arg-type]
 
 
 def test_blocks_of_several_gpus_are_whole_outside() -> None:
