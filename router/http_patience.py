@@ -56,8 +56,8 @@ class PatientHttpProtocol(BoundedHttpProtocol):
         self._patience = None
         if self.transport.is_closing():
             return
-        is_answering = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
-        if is_answering:  # to this request, or to the one before it
+        cycle = self.cycle  # of this request's body, or of the request before it
+        if cycle is not None and (cycle.response_started if part == "body" else not cycle.response_complete):
             self.transport.abort()
         else:
             self._refuse(408, f"the {part} of the request did not arrive within {timeout_s:g} s", "request_timeout")
