@@ -4,6 +4,7 @@ A panel holds `PANEL` outputs (columns) for all inputs, input by input, so it is
 float32, float16, int8 or pairs of 4 bits; they become float32 on their way into the registers.
 """
 
+import platform
 from typing import Any
 
 from kvasir.kernels.cpu.simd import CPU_FEATURES, IS_WIDE, cgutils, intrinsic, ir, types
@@ -13,7 +14,7 @@ ROWS = (1, 2, 4, 8, 12) if IS_WIDE else (1, 2, 4, 6)  # of a tile; with 12 x 2 (
 SPAN = 2 if IS_WIDE else 1  # panels of a tile of many rows: with two, fewer loads for as many sums
 SPAN_ROWS = ROWS[-1] // SPAN
 # Without F16C, compilers turn a float16 into a float32 by a call of a function that may not be there.
-CONVERTS_FLOAT16 = bool(CPU_FEATURES.get("f16c")) or not any("sse" in name for name in CPU_FEATURES)
+CONVERTS_FLOAT16 = bool(CPU_FEATURES.get("f16c")) or platform.machine() not in ("x86_64", "AMD64", "i686")
 
 _FLOAT32, _FLOAT16, _INT8, _INT4 = types.float32, types.uint16, types.int8, types.uint8
 _UNROLL = {1: 4, 2: 2}  # with few rows, sums of their own for every other input, or each waits for the one before

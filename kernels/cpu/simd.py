@@ -54,7 +54,7 @@ class Loop(Protocol):
 def _keeps_compiled_code() -> bool:
     """Has numba keep it where it can be written; False: nowhere."""
     try:
-        folder = Path(os.environ.get("NUMBA_CACHE_DIR") or _folder_of_this_version())
+        folder = _folder_of_this_version()
         folder.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=folder).close()
     except (OSError, RuntimeError) as reason:  # RuntimeError: nobody knows where home is
@@ -69,21 +69,27 @@ def _folder_of_this_version() -> Path:
     # A folder named after all of the code cannot be stale; and the user's cache can be written where the code cannot.
     sources = sorted(Path(__file__).parent.glob("*.py"))
     version = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvasir" / "compiled" / version
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvasir"
+    return base / "compiled" / version
 
 
 _CACHE = _keeps_compiled_code()
 
 
 def compiled(function: _Function) -> _Function:
-    """A helper of a loop."""
-    options = {"nogil": True, "cache": _CACHE, "fastmath": _FAST, "error_model": "numpy"}
+    """A helper of a loop, and kept with it alone.
+
+    On its own it would be kept by its types, and two processes that do so for different types at the same moment can
+    leave the one's code under the other's.
+    """
+    options = {"nogil": True, "fastmath": _FAST, "error_model": "numpy"}
     return cast(_Function, numba.njit(**options)(function))
 
 
 def strict(function: _Function) -> _Function:
     """A helper of a loop whose results must be the same on every machine, to the last bit."""
-    return cast(_Function, numba.njit(nogil=True, cache=_CACHE, error_model="numpy")(function))
+    return cast(_Function, numba.njit(nogil=True, error_model="numpy")(function))
 
 
 def loop(function: Callable[[Any], None]) -> Loop:
