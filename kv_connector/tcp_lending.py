@@ -1,11 +1,13 @@
 """Blocks lent to ZeroMQ, without a copy, until it has let go of them.
 
-    asked for --> queued --> lent --> given back       when ZeroMQ has let go of the block
-                    |
-                    +--> answered ABSENT               not there, or the receiver has asked for too many
+    asked for --> late --> queued --> lent --> given back      when ZeroMQ has let go of the block
+                    |        |
+                    +--------+--> answered ABSENT              the receiver has asked for too many; it is not there
 
-Bounded for each receiver (`MAX_REQUESTS_PER_PEER`: asked for and lent) and in total (`_MAX_LENT`: lent). Small blocks
-are lent by way of a few trays, into which they are copied; where all trays are on their way, one by one as large ones.
+Bounded for each receiver (`MAX_REQUESTS_PER_PEER`: queued and lent, and as many late ones) and in total (`_MAX_LENT`:
+lent). Late is what finds no room beside blocks that the receiver may have had long ago: Python hears of that on a
+thread, when that has its turn. Small blocks are lent by way of a few trays, into which they are copied; where all
+trays are on their way, one by one as large ones.
 """
 
 import asyncio
@@ -62,6 +64,7 @@ class Lender:
         self._is_known = is_known
         self._queue: deque[_Request] = deque()
         self._num_held: Counter[bytes] = Counter()  # by each peer: queued or lent
+        self._late: dict[bytes, deque[_Request]] = {}  # of peers that hold as many as they may
         self._loans: list[_Loan] = []
         self._has_trays = max_payload_bytes <= protocol.SMALL_BYTES
         num_trays = _NUM_TRAYS if self._has_trays else 0
@@ -73,12 +76,14 @@ class Lender:
         if self._num_held[peer] + len(keys) > protocol.MAX_REQUESTS_PER_PEER:
             self.take_back()  # what a fast receiver has had already must not make it too many
         for value, key in enumerate(keys, first_number):
-            number = protocol.number(value)
+            request = _Request(peer, protocol.number(value), transfer_id, key)
             if self._num_held[peer] < protocol.MAX_REQUESTS_PER_PEER:
                 self._num_held[peer] += 1
-                self._queue.append(_Request(peer, number, transfer_id, key))
+                self._queue.append(request)
+            elif len(late := self._late.setdefault(peer, deque())) < protocol.MAX_REQUESTS_PER_PEER:
+                late.append(request)
             else:
-                self._send(peer, protocol.ABSENT + number)
+                self._send(peer, protocol.ABSENT + request.number)
         self.lend()
 
     def lend(self) -> None:
@@ -171,6 +176,13 @@ class Lender:
             self._source.give_back(request.transfer_id, request.key)
 
     def _let_go(self, request: _Request) -> None:
+        """The room that it took is free: for the peer's first late one, if there is any."""
+        late = self._late.get(request.peer)
+        if late:
+            self._queue.append(late.popleft())
+            if not late:
+                del self._late[request.peer]
+            return
         self._num_held[request.peer] -= 1
         if not self._num_held[request.peer]:
             del self._num_held[request.peer]

@@ -30,9 +30,9 @@ class LoopSocket:
 
         Raises zmq.ZMQError instead of waiting: what does not fit now is not sent, and nothing of it is lent.
         """
+        self.look()  # whether it can be sent or not: trying may come across news
         for left, frame in enumerate(frames, 1 - len(frames)):
             self._socket.send(frame, _MORE if left else _NOBLOCK, copy=isinstance(frame, bytes))
-        self.look()
 
     def look(self) -> None:
         """Soon. A socket's descriptor tells of news once only, and not if a call has come across them in passing."""

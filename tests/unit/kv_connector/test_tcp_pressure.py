@@ -1,12 +1,15 @@
 """Receivers that ask and do not read: what a sender lends stays within its bounds, and others are served."""
 
 import asyncio
+import threading
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import zmq
 import zmq.asyncio
+from zmq.utils import garbage
 
 from kvasir.kv_connector import tcp_lending
 from kvasir.kv_connector import tcp_protocol as protocol
@@ -127,4 +130,44 @@ async def test_small_blocks_come_by_trays_or_without(num_trays: int, monkeypatch
         transfer.progress(NUM_BLOCKS, committed=True)
         assert (await transfer.done()).missing == ()
         assert all(pair.is_equal(index) for index in range(NUM_BLOCKS))
+        await until(lambda: node.sender.num_leased_blocks == 0)
+
+
+class Stuck(dict[Any, Any]):
+    """What zmq has let go of, of which Python's own thread does not hear for a while."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.may_go_on = threading.Event()
+
+    def pop(self, *args: Any) -> Any:
+        self.may_go_on.wait(DEADLINE_S)
+        return super().pop(*args)
+
+
+async def test_a_fast_receiver_has_not_asked_for_too_many_where_python_is_slow_to_hear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_blocks = 2 * protocol.MAX_REQUESTS_PER_PEER
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        open_node(SETTINGS, MEDIUM, num_blocks=num_blocks + 64) as node,
+        open_node(SETTINGS, MEDIUM, num_blocks=num_blocks + 64, seed=2) as other,
+    ):
+        pair = Pair(node, other, num_blocks=num_blocks + 64)
+        assert await fetch_all(pair) == ()
+        await until(lambda: node.sender.num_leased_blocks == 0)
+        stuck = Stuck(garbage.gc.refs)
+        monkeypatch.setattr(garbage.gc, "refs", stuck)
+        keys, ticket = random_keys(num_blocks), pair.ticket()
+        await node.sender.publish(ticket, pair.outgoing(keys))
+        transfer = pair.start(ticket, keys)
+        transfer.progress(num_blocks, committed=True)
+        try:
+            await until(lambda: node.sender.num_borrowed_blocks == protocol.MAX_REQUESTS_PER_PEER)
+            await asyncio.sleep(0.1)
+            assert node.sender.num_borrowed_blocks == protocol.MAX_REQUESTS_PER_PEER
+        finally:
+            stuck.may_go_on.set()
+        assert (await transfer.done()).missing == ()
         await until(lambda: node.sender.num_leased_blocks == 0)
