@@ -26,6 +26,7 @@ from kvasir.router.openai.reading import habits_of
 from kvasir.router.openai.responses.api import ResponsesApi
 from kvasir.router.openai.responses.store import MemoryResponseStore, ResponseStore
 from kvasir.router.openai.responses.stores import response_store
+from kvasir.router.openai.serving import Serving
 from kvasir.router.openai.tokens import TokensApi
 from kvasir.router.overview import Overview, OwnOverview
 from kvasir.router.page.picture import take_picture
@@ -109,9 +110,8 @@ async def running_router(config: RouterConfig, sharing: Alone) -> AsyncIterator[
             TenantBackend(cluster.dispatcher, limiter, isolates=config.isolate_tenants),
             tokenizer,
             renderer,
-            router_metrics,
             model_names=names,
-            max_request_bytes=config.max_request_bytes,
+            serving=Serving(router_metrics, bodies, streams, config.max_request_bytes),
             max_logprobs=config.max_logprobs,
             habits=habits_of(
                 source,
@@ -120,8 +120,6 @@ async def running_router(config: RouterConfig, sharing: Alone) -> AsyncIterator[
                 enable_auto_tool_choice=config.enable_auto_tool_choice,
             ),
             grammars=grammars,
-            streams=streams,
-            bodies=bodies,
             created=int(config.model.stat().st_mtime),
         )
         tokens = TokensApi(

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from kvasir.common.errors import InvalidRequest
 from kvasir.router.metrics import RequestRecord
-from kvasir.router.openai.api import CLIENT_CLOSED_REQUEST, Endpoint, Generation, OpenAIApi
+from kvasir.router.openai.api import OpenAIApi
 from kvasir.router.openai.errors import (
     HttpError,
     StoreUnavailable,
@@ -29,6 +29,7 @@ from kvasir.router.openai.responses.outputs import Event
 from kvasir.router.openai.responses.request import chat_body, named_as_given
 from kvasir.router.openai.responses.store import ResponseStore, StoredResponse
 from kvasir.router.openai.responses.writer import ResponseWriter
+from kvasir.router.openai.serving import CLIENT_CLOSED_REQUEST, Endpoint, Generation
 from kvasir.router.openai.sse import event
 from kvasir.router.openai.tape import StreamOrigin
 from kvasir.router.tenants.tenant import current_tenant
@@ -107,12 +108,12 @@ class ResponsesApi:
 
     async def create(self, request: Request) -> Response:
         prepare = partial(self._prepare, current_tenant.get().owner)
-        return await self._api.serve(request, Endpoint("responses", ResponsesBody, "resp_", prepare))
+        return await self._api.serving.serve(request, Endpoint("responses", ResponsesBody, "resp_", prepare))
 
     async def input_tokens(self, request: Request) -> Response:
         """How long the prompt of such a request is."""
         try:
-            body = await self._api.body_of(request, ResponsesBody)
+            body = await self._api.serving.body_of(request, ResponsesBody)
             _, _, chat = await self._read(current_tenant.get().owner, body)
             with named_as_given():
                 prompt, _, _ = await self._api.chat_prompt(chat)

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from kvasir.engine.request import Request, RequestId
-from kvasir.engine.step import Admitted
 from kvasir.kv_connector.settings import ConnectorSettings
 from tests.unit.node.fakes import (
     WITHIN_S,
@@ -77,7 +76,7 @@ async def test_no_more_is_stored_than_was_asked_for(tmp_path: Path) -> None:
     one = Request(request_id=RequestId("s/1/0"), prompt_token_ids=[1] * 40)
     async with decode(settings) as receiver:
         block_size = receiver.node.limits.block_size
-        for missing, lost, is_again, stored in (((0, 1, 2), {1}, False, 1), ((0,), set[int](), True, 1)):
-            admitted = Admitted(one, (), missing, 0, 0.0, is_again=is_again)
-            receiver.node._note_stored(SimpleNamespace(request=one), admitted, lost)
+        for num_awaited, lost, stored in ((40, {1}, 1), (block_size, set[int](), 1)):
+            one.num_awaited_tokens = num_awaited
+            receiver.node._note_stored(SimpleNamespace(request=one), lost)
             assert one.num_stored_tokens == stored * block_size

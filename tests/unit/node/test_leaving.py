@@ -112,6 +112,7 @@ async def after_token_1(sender: Running, receiver: Running, handle: int) -> None
     await receiver.until(lambda: receiver.outputs.get(handle))
     await sender.send(release={"handle": handle})
     await receiver.send(**cancel(handle))
+    await receiver.until(lambda: not receiver.node.in_flight)  # or the engine might be done before it
     steps.open()
 
 

@@ -21,6 +21,7 @@ from kvasir.router.openai.kept_streams import KeptStreams
 from kvasir.router.openai.reading import ModelHabits
 from kvasir.router.openai.responses.api import ResponsesApi
 from kvasir.router.openai.responses.store import MemoryResponseStore
+from kvasir.router.openai.serving import Serving
 from kvasir.router.openai.tokens import TokensApi
 from kvasir.router.overview import OwnOverview
 from kvasir.router.text.chat_renderer import ChatRenderer
@@ -39,14 +40,11 @@ async def whole_router(**config: Any) -> AsyncIterator[tuple[httpx.AsyncClient, 
             cluster.dispatcher,
             TOKENIZER,
             renderer,
-            metrics,
             model_names=["m"],
-            max_request_bytes=1 << 20,
+            serving=Serving(metrics, bodies, KeptStreams(max_grace_s=60, max_streams=4), 1 << 20),
             max_logprobs=5,
             habits=ModelHabits(),
             grammars=GrammarChecker(Path("tokenizer.json")),
-            streams=KeptStreams(max_grace_s=60, max_streams=4),
-            bodies=bodies,
             created=1_700_000_000,
         )
         responses = ResponsesApi(api, MemoryResponseStore(ttl_s=60, max_bytes=1 << 20))

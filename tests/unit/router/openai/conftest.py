@@ -23,6 +23,7 @@ from kvasir.router.openai.kept_streams import KeptStreams
 from kvasir.router.openai.reading import ModelHabits
 from kvasir.router.openai.responses.api import ResponsesApi
 from kvasir.router.openai.responses.store import MemoryResponseStore
+from kvasir.router.openai.serving import Serving
 from kvasir.router.openai.tokens import TokensApi
 from kvasir.router.overview import OwnOverview
 from kvasir.router.tenants.backend import TenantBackend
@@ -114,14 +115,11 @@ async def running_router(
         TenantBackend(dispatcher, limiter, isolates=isolates_tenants),
         TOKENIZER,
         renderer,
-        router_metrics,
         model_names=["m", "org/m"],
-        max_request_bytes=max_request_bytes,
+        serving=Serving(router_metrics, bodies, streams, max_request_bytes),
         max_logprobs=5,
         habits=habits,
         grammars=grammars,
-        streams=streams,
-        bodies=bodies,
         created=1_700_000_000,
     )
     store = MemoryResponseStore(ttl_s=60, max_bytes=1 << 20)

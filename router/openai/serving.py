@@ -1,0 +1,170 @@
+"""From the bytes of a request to its answer, in one piece or as a stream, and back to a stream that was left."""
+
+import math
+import reprlib
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from kvasir.common.errors import InvalidRequest
+from kvasir.router.metrics import RequestRecord, RouterMetrics
+from kvasir.router.openai.answer import Answer, outcome_of
+from kvasir.router.openai.begun import Begun
+from kvasir.router.openai.bodies import Bodies
+from kvasir.router.openai.body import read_body
+from kvasir.router.openai.client_gone import ClientGone, unless_gone
+from kvasir.router.openai.errors import error_response, json_response
+from kvasir.router.openai.kept_streams import KeptStreams, Numbering, not_kept, parse_event_id
+from kvasir.router.openai.models import GenerationBody
+from kvasir.router.openai.opening import Opening
+from kvasir.router.openai.sse import HEARTBEAT_S, EventStream
+from kvasir.router.openai.tape import StreamLog, StreamOrigin, TakenStream
+from kvasir.router.tenants.tenant import current_tenant
+
+B = TypeVar("B", bound=GenerationBody)
+CLIENT_CLOSED_REQUEST = 499  # nobody is there to read it
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    answer: Answer
+    begun: Begun
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint(Generic[B]):
+    name: str
+    kind: type[B]
+    id_prefix: str  # of answers
+    prepare: Callable[[B, RequestRecord, StreamOrigin], Awaitable[Generation]]
+
+
+class Serving:
+    """What all endpoints that generate do alike."""
+
+    def __init__(self, metrics: RouterMetrics, bodies: Bodies, streams: KeptStreams, max_request_bytes: int) -> None:
+        self._metrics = metrics
+        self._bodies = bodies
+        self._streams = streams
+        self._max_request_bytes = max_request_bytes
+
+    async def serve(self, request: Request, endpoint: Endpoint[B]) -> Response:
+        last_event_id = request.headers.get("last-event-id")
+        if last_event_id is not None:
+            return await self._resume(request, endpoint, last_event_id)
+        record = self._metrics.begin(endpoint.name)
+        try:
+            data = await read_body(request, self._max_request_bytes)
+            body, num_unknown = await self._bodies.parse(data, endpoint.kind)
+            self._metrics.unknown_fields(num_unknown)
+            if body.timeout is None:
+                body = body.model_copy(update={"timeout": timeout_of(request.headers)})
+            origin = StreamOrigin(
+                response_id=f"{endpoint.id_prefix}{uuid.uuid4().hex}",
+                created=int(time.time()),
+                endpoint=endpoint.name,
+                body=data,
+                timeout_s=body.timeout,
+            )
+            return await unless_gone(request.receive, self._answer(endpoint, body, record, origin))
+        except (ClientDisconnect, ClientGone):
+            record.end("abort")
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        except Exception as error:
+            record.end(outcome_of(error))
+            return error_response(error)
+
+    async def _resume(self, request: Request, endpoint: Endpoint[B], last_event_id: str) -> Response:
+        try:
+            await read_body(request, self._max_request_bytes)
+            if not parse_event_id(last_event_id)[0].startswith(endpoint.id_prefix):
+                raise not_kept()  # there: it is another endpoint's
+            found = await self._streams.resume(current_tenant.get().owner, last_event_id, endpoint.name)
+            if isinstance(found, EventStream):
+                return found
+            return await unless_gone(request.receive, self._go_on(endpoint, found))
+        except (ClientDisconnect, ClientGone):
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        except Exception as error:
+            return error_response(error)
+
+    async def _answer(self, endpoint: Endpoint[B], body: B, record: RequestRecord, origin: StreamOrigin) -> Response:
+        generation = await endpoint.prepare(body, record, origin)
+        answer, deltas = generation.answer, generation.begun.deltas
+        if not body.stream:
+            try:
+                return json_response(await answer.whole(deltas))
+            finally:
+                await deltas.aclose()
+        if (grace_s := body.resume_grace_s) is not None:
+            log = None
+            if generation.begun.tape is not None:
+                log = self._streams.new_log(current_tenant.get().owner, origin, grace_s)
+            try:
+                return await self._keep(generation, grace_s, log)
+            except BaseException:
+                if log is not None:
+                    log.forget()
+                raise
+        short_way = generation.begun.short_way
+        opening = Opening(deltas, short_way)
+        await opening.wait(HEARTBEAT_S)
+        numbering = Numbering(answer.response_id)
+        if short_way is not None:
+            short_way.through(answer.events_of, numbering.numbered)
+        events = numbering.all(answer.events(opening.deltas()))
+        return EventStream(events, close=opening.aclose, short_way=short_way)
+
+    async def _keep(
+        self, generation: Generation, grace_s: float, log: StreamLog | None, last_event: int = 0
+    ) -> EventStream:
+        """The stream of a client that may come back."""
+        answer, begun, owner = generation.answer, generation.begun, current_tenant.get().owner
+        with self._streams.room(owner):
+            if log is not None and begun.tape is not None:
+                begun.tape.note_to(log)
+            opening = Opening(begun.deltas)
+            await opening.wait(HEARTBEAT_S)
+            events = Numbering(answer.response_id).all(answer.events(opening.deltas()))
+            return self._streams.keep(owner, answer.response_id, events, opening.aclose, grace_s, log, last_event)
+
+    async def _go_on(self, endpoint: Endpoint[B], taken: TakenStream) -> EventStream:
+        """The process that streamed it has died: the same events again, and then those that it has not come to."""
+        origin = taken.origin
+        record = self._metrics.begin(endpoint.name)
+        try:
+            body, _ = await self._bodies.parse(origin.body, endpoint.kind)
+            timeout_s = origin.timeout_s
+            if timeout_s is not None:
+                timeout_s = max(0.001, timeout_s - (time.time() - origin.created))
+            body = body.model_copy(update={"timeout": timeout_s})
+            generation = await endpoint.prepare(body, record, origin)
+            tape, grace_s = generation.begun.tape, body.resume_grace_s
+            assert tape is not None, "streams of several prompts are not noted"
+            assert grace_s is not None, "it was kept for so long before"
+            tape.go_on_with(taken)
+            return await self._keep(generation, grace_s, taken.log, taken.last_event)
+        except BaseException as error:
+            record.end(outcome_of(error) if isinstance(error, Exception) else "abort")
+            taken.log.give_back()
+            raise
+
+    async def body_of(self, request: Request, kind: type[B]) -> B:
+        return (await self._bodies.parse(await read_body(request, self._max_request_bytes), kind))[0]
+
+
+def timeout_of(headers: Mapping[str, str]) -> float | None:
+    """Seconds for the whole answer, for those who set headers more easily than fields."""
+    text = headers.get("x-request-timeout")
+    if text is None:
+        return None
+    with suppress(ValueError):
+        if 0 < (timeout_s := float(text)) < math.inf:
+            return timeout_s
+    raise InvalidRequest(f"x-request-timeout must be seconds, got {reprlib.repr(text)}", "timeout", "invalid_value")
