@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from kvasir.common.errors import NodeUnavailable
-from kvasir.router.openai import api
+from kvasir.router.openai import serving
 from kvasir.router.types import RoutedRequest, TokenDelta
 from tests.unit.router.openai.conftest import Router, ids, running_router, saying
 
@@ -51,7 +51,7 @@ async def test_each_token_is_sent_before_the_next_is_there() -> None:
 
 async def test_headers_do_not_wait_for_a_first_token_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """They wait for a while, for what fails in it has a status of its own; later it is an event of the stream."""
-    monkeypatch.setattr(api, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(serving, "HEARTBEAT_S", 0.05)
     is_released = False
 
     def script(request: RoutedRequest) -> Iterator[Exception | float]:
