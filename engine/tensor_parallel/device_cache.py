@@ -9,12 +9,15 @@ when rank 0's does: `Group.meet` stands behind what has come in.
 """
 
 import base64
-import pickle
+import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
+from torch.storage import TypedStorage
 
 from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.engine.cuda_blocks import DeviceBlocks
@@ -78,14 +81,26 @@ class ShardedDeviceCache(KVCache):
 
 
 def handle_of(part: Tensor) -> bytes:
-    """What another process of this machine opens a GPU's memory by, while this process holds it; without spaces."""
-    from torch.multiprocessing.reductions import reduce_tensor
-
-    return base64.b64encode(pickle.dumps(reduce_tensor(part)))  # type: ignore[no-untyped-call]
+    """What another process of this machine opens a GPU's memory by, while this process holds it; one line."""
+    _, arguments = reduce_tensor(part)  # type: ignore[no-untyped-call]
+    return written(arguments)
 
 
 def opened(handle: bytes) -> Tensor:
-    """The very same memory. Handles come from this process's own children alone."""
-    rebuild, arguments = pickle.loads(base64.b64decode(handle))
-    part: Tensor = rebuild(*arguments)
+    """The very same memory."""
+    part: Tensor = rebuild_cuda_tensor(*arguments_in(handle))  # type: ignore[no-untyped-call]
     return part
+
+
+def written(arguments: Sequence[Any]) -> bytes:
+    """Those of torch's `rebuild_cuda_tensor`, as JSON."""
+    _, size, stride, offset, _, dtype, *shared = arguments  # without the classes, which are always the same
+    values = [size, stride, offset, str(dtype).removeprefix("torch."), *shared]
+    return json.dumps(values, default=lambda data: {"base64": base64.b64encode(data).decode()}).encode()
+
+
+def arguments_in(handle: bytes) -> tuple[Any, ...]:
+    """What was `written`."""
+    values = json.loads(handle, object_hook=lambda data: base64.b64decode(data["base64"]))
+    size, stride, offset, dtype, *shared = values
+    return Tensor, tuple(size), tuple(stride), offset, TypedStorage, getattr(torch, dtype), *shared

@@ -1,6 +1,7 @@
 """Two ranks, real processes, compute what one computes; what leaves the node is the same."""
 
 import dataclasses
+import inspect
 import io
 import os
 import signal
@@ -16,7 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.distributed import ReduceOp, TCPStore  # type: ignore[attr-defined]
+from torch.multiprocessing.reductions import rebuild_cuda_tensor
+from torch.storage import TypedStorage
 
 from kvasir.engine.batch import HostBatch, host_batch
 from kvasir.engine.blocks import BlockId, KVLayout
@@ -31,7 +35,7 @@ from kvasir.engine.settings import EngineSettings
 from kvasir.engine.step import Chunk, PromptLogprobs
 from kvasir.engine.tensor_parallel import memory, worker, workers
 from kvasir.engine.tensor_parallel.cache import ShardedKVCache
-from kvasir.engine.tensor_parallel.device_cache import ShardedDeviceCache
+from kvasir.engine.tensor_parallel.device_cache import ShardedDeviceCache, arguments_in, written
 from kvasir.engine.tensor_parallel.group import check_devices, device_of_rank
 from kvasir.engine.tensor_parallel.messages import CaptureDecodes, MakeCache, read_command, write_command
 from tests.unit.engine.checkpoints import save_checkpoint
@@ -190,6 +194,17 @@ def test_blocks_of_several_gpus_are_whole_outside() -> None:
     assert sharded.read(BlockId(1)) == whole.read(BlockId(1))
     with pytest.raises(ValueError, match="a block has"):
         sharded.write(BlockId(0), whole.read(BlockId(0))[:-1])
+
+
+def test_where_a_gpus_memory_lies_is_read_as_it_was_written() -> None:
+    """The order is that of torch's own `rebuild_cuda_tensor`: a change there must be noticed."""
+    shared = (1, b"\x00\n handle", 1 << 40, 512, False, b"counter", 3, b"event", True)
+    arguments = (Tensor, (3, 2, 2, 1, 4, 8), (128, 64, 32, 32, 8, 1), 0, TypedStorage, torch.bfloat16, *shared)
+    line = written(arguments)
+    assert b"\n" not in line
+    assert arguments_in(line) == arguments
+    names = list(inspect.signature(rebuild_cuda_tensor).parameters)
+    assert (len(names), names[4:6], names[6:8]) == (15, ["storage_cls", "dtype"], ["storage_device", "storage_handle"])
 
 
 def test_commands_are_read_as_they_were_written() -> None:

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from kvasir.router.http_bounds import HttpBounds
 from kvasir.router.http_server import running_http_server
+from tests.unit.router.raw_http import read_to_end
 
 HEAD = b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n"
 
@@ -45,11 +46,7 @@ async def drip(port: int, begin: bytes, every_s: float) -> bytes:
     sending = asyncio.create_task(send())
     try:
         async with asyncio.timeout(20):
-            answer = b""
-            with suppress(ConnectionError):
-                while part := await reader.read(1 << 16):
-                    answer += part
-            return answer
+            return await read_to_end(reader)
     finally:
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tests.unit.router.openai.conftest import running_router, saying
+from tests.unit.router.raw_http import read_to_end
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -31,11 +32,7 @@ async def answer_to(port: int, *parts: bytes, then: bytes = b"", num_more: int =
                 for part in itertools.chain(parts, itertools.repeat(then, num_more)):
                     writer.write(part)
                     await writer.drain()
-            answer = b""
-            with suppress(ConnectionError):
-                while part := await reader.read(1 << 16):
-                    answer += part
-            return answer
+            return await read_to_end(reader)
     finally:
         writer.close()
 
