@@ -5,7 +5,8 @@ anywhere. Each row of the cache is loaded, and widened to float32, once for all 
 from collections.abc import Callable
 from typing import Any
 
-from kvasir.kernels.cpu.simd import LANES, TILE_ROWS, as_floats, cgutils, intrinsic, ir, types
+from kvasir.kernels.cpu.compiling import cgutils, intrinsic, ir, types
+from kvasir.kernels.cpu.simd import LANES, TILE_ROWS, as_floats
 
 _LINE_BYTES = 64
 _LANES_OF_A_SHUFFLE = 4  # 128 bits
@@ -14,7 +15,7 @@ _F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntTyp
 _VECTOR = ir.VectorType(_F32, LANES)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def score_keys(
     typing: Any, queries: Any, query_stride: Any, num_rows: Any, like: Any, keys: Any, depth: Any, scores: Any,
     score_stride: Any,

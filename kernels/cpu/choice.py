@@ -4,18 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from kvasir.kernels.cpu.simd import (
-    LANES,
-    carray,
-    compiled,
-    exp2,
-    float32_array,
-    float64_array,
-    int64_array,
-    largest_of,
-    loop,
-    next_piece,
-)
+from kvasir.kernels.cpu.compiling import carray, compiled, loop
+from kvasir.kernels.cpu.simd import LANES, exp2, float32_array, float64_array, int64_array, largest_of, next_piece
 
 # Shapes: R rows  V vocabulary  P parts of a row
 PART = 64  # tokens whose weights are summed in float32; the sums of parts are summed in float64

@@ -9,21 +9,18 @@ from typing import Any
 import numpy as np
 
 from kvasir.kernels.cpu.attention_tile import VECTORS, add_columns, add_vector, score_keys
+from kvasir.kernels.cpu.compiling import carray, compiled, lazy_loop, loop
 from kvasir.kernels.cpu.decode_splits import compiled_split_tokens, locate, splits_of
 from kvasir.kernels.cpu.kv_rows import address_of, cache_shape, rows_at, scale_of
 from kvasir.kernels.cpu.simd import (
     LANES,
     TILE_ROWS,
-    carray,
-    compiled,
     exp2,
     float32_array,
     float32_of,
     int8_array,
     int32_array,
     largest_of,
-    lazy_loop,
-    loop,
     next_piece,
     padded,
     prefetch,

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kvasir.kernels.cpu.simd import carray, compiled, exp2, float32_array, int32_array, loop, next_piece
+from kvasir.kernels.cpu.compiling import carray, compiled, loop
+from kvasir.kernels.cpu.simd import exp2, float32_array, int32_array, next_piece
 
 # Shapes: S sequences  H query heads  D head dim  C tokens of a split, at most  P splits of a sequence, at most
 _SPLIT_TOKENS = 128

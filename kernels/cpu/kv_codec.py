@@ -8,16 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kvasir.kernels.cpu.simd import (
-    carray,
-    float32_array,
-    int8_array,
-    loop,
-    strict,
-    uint8_array,
-    uint16_array,
-    uint32_array,
-)
+from kvasir.kernels.cpu.compiling import carray, loop, strict
+from kvasir.kernels.cpu.simd import float32_array, int8_array, uint8_array, uint16_array, uint32_array
 
 u32 = np.uint32
 

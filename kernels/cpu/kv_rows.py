@@ -9,18 +9,9 @@ A cache is a 2-d array of the element type: a row for each head of keys, and of 
 
 from typing import Any
 
+from kvasir.kernels.cpu.compiling import carray, compiled, intrinsic, ir, overload, types
 from kvasir.kernels.cpu.kv_codec import half_of, quantize_row
-from kvasir.kernels.cpu.simd import (
-    carray,
-    compiled,
-    float32_array,
-    intrinsic,
-    ir,
-    overload,
-    pointer_like,
-    types,
-    uint32_array,
-)
+from kvasir.kernels.cpu.simd import float32_array, pointer_like, uint32_array
 
 # Shapes: N blocks  L layers  K KV heads  B tokens a block  D head dim
 
@@ -43,7 +34,7 @@ def rows_at(cache: Any, address: Any, block_size: Any, head_dim: Any) -> Any:
     return carray(pointer_like(cache, address), (block_size, head_dim))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _scale_at(typing: Any, rows: Any, address: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         f32 = ir.FloatType()
@@ -64,7 +55,7 @@ def write_row(rows: Any, i: Any, source: Any) -> None:
     """Row i becomes the D float32 values at address `source`, converted to the element type."""
 
 
-@overload(write_row)  # type: ignore[untyped-decorator]
+@overload(write_row)
 def _write_row(rows: Any, i: Any, source: Any) -> Any:
     return {types.float32: _copy_row, types.uint16: _to_float16, types.int8: _to_int8}[rows.dtype]
 

@@ -7,7 +7,7 @@ float32, float16, int8 or pairs of 4 bits; they become float32 on their way into
 import platform
 from typing import Any
 
-from kvasir.kernels.cpu.simd import CPU_FEATURES, IS_WIDE, cgutils, intrinsic, ir, types
+from kvasir.kernels.cpu.compiling import CPU_FEATURES, IS_WIDE, cgutils, intrinsic, ir, types
 
 PANEL = 32 if IS_WIDE else 16  # columns: two registers
 ROWS = (1, 2, 4, 8, 12) if IS_WIDE else (1, 2, 4, 6)  # of a tile; with 12 x 2 (6 x 2) sums in registers
@@ -28,7 +28,7 @@ def input_bytes(kind: Any) -> int:
     return {_FLOAT32: 4 * PANEL, _FLOAT16: 2 * PANEL, _INT8: PANEL, _INT4: PANEL // 2}[kind]
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def multiply_panel(
     typing: Any, x: Any, x_stride: Any, num_rows: Any, panel: Any, address: Any, scales: Any, first: Any, count: Any,
     ahead: Any, ahead_step: Any, sums: Any,
@@ -61,7 +61,7 @@ def multiply_panel(
     return types.void(i64, i64, i64, panel, i64, i64, i64, i64, i64, i64, i64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def expand_panel(typing: Any, panel: Any, address: Any, scales: Any, first: Any, count: Any, out: Any) -> Any:
     """out[count, PANEL] = panel[first : first + count] as float32, by address; the other arguments as above"""
     kind = panel.dtype
@@ -76,7 +76,7 @@ def expand_panel(typing: Any, panel: Any, address: Any, scales: Any, first: Any,
     return types.void(panel, *[types.int64] * 5), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def multiply_span(
     typing: Any, x: Any, x_stride: Any, num_rows: Any, weights: Any, weights_stride: Any, count: Any, sums: Any
 ) -> Any:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from kvasir.kernels.cpu import huge_pages, products, threads
+from kvasir.kernels.cpu.compiling import Loop
 from kvasir.kernels.cpu.panel_tile import PANEL
-from kvasir.kernels.cpu.simd import Loop
 from kvasir.kernels.quantized import GroupedWeight
 
 # Shapes: T tokens  I inputs  O outputs  P panels = ceil(O / PANEL)  G groups of inputs

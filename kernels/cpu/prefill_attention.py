@@ -4,20 +4,17 @@ from typing import Any
 
 import numpy as np
 
+from kvasir.kernels.cpu.compiling import carray, compiled, lazy_loop, loop
 from kvasir.kernels.cpu.kv_rows import address_of, cache_shape, rows_at, scale_of
 from kvasir.kernels.cpu.simd import (
     TILE_COLUMNS,
     TILE_ROWS,
-    carray,
-    compiled,
     exp2,
     float32_array,
     float32_of,
     int8_array,
     int32_array,
     largest_of,
-    lazy_loop,
-    loop,
     multiply_add,
     next_piece,
     padded,

@@ -4,18 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from kvasir.kernels.cpu.compiling import carray, compiled, lazy_loop
 from kvasir.kernels.cpu.panel_tile import PANEL, ROWS, SPAN, SPAN_ROWS, expand_panel, multiply_panel, multiply_span
-from kvasir.kernels.cpu.simd import (
-    carray,
-    compiled,
-    float32_array,
-    int8_array,
-    lazy_loop,
-    next_piece,
-    padded,
-    uint8_array,
-    uint16_array,
-)
+from kvasir.kernels.cpu.simd import float32_array, int8_array, next_piece, padded, uint8_array, uint16_array
 
 # Shapes: T tokens  I inputs  O outputs  P panels of PANEL outputs  G groups of inputs with scales of their own
 MOST_PIECES = 32

@@ -4,20 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from kvasir.kernels.cpu.compiling import carray, compiled, lazy_loop, loop
 from kvasir.kernels.cpu.kv_rows import address_of, cache_shape, rows_at, write_row
-from kvasir.kernels.cpu.simd import (
-    carray,
-    compiled,
-    exp2,
-    float32_array,
-    float32_of,
-    int8_array,
-    int64_array,
-    lazy_loop,
-    loop,
-    next_piece,
-    uint16_array,
-)
+from kvasir.kernels.cpu.simd import exp2, float32_array, float32_of, int8_array, int64_array, next_piece, uint16_array
 
 # Shapes: T tokens  C hidden size  I intermediate size  N blocks  L layers  B tokens a block
 #   H query heads  K KV heads  D head dim

@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from kvasir.kernels.cpu.simd import carray, compiled, int64_array, intrinsic, ir, loop, types
+from kvasir.kernels.cpu.compiling import carray, compiled, intrinsic, ir, loop, types
+from kvasir.kernels.cpu.simd import int64_array
 
 _SPINS = 4000  # a few ten microseconds; then others may want this core, perhaps the one that is waited for
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _call_loop(typing: Any, address: Any, arguments: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         function = ir.FunctionType(ir.VoidType(), [_I64.as_pointer()])
@@ -20,7 +21,7 @@ def _call_loop(typing: Any, address: Any, arguments: Any) -> Any:
     return types.void(types.int64, types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _call(typing: Any, address: Any) -> Any:
     """int function(void)"""
 
@@ -31,7 +32,7 @@ def _call(typing: Any, address: Any) -> Any:
     return types.int64(types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _add(typing: Any, address: Any) -> Any:
     """(*address)++, atomically; what others wrote before theirs is seen after it."""
 
@@ -42,7 +43,7 @@ def _add(typing: Any, address: Any) -> Any:
     return types.int64(types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _load(typing: Any, address: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.load_atomic(builder.inttoptr(arguments[0], _I64.as_pointer()), "acquire", 8)
@@ -50,7 +51,7 @@ def _load(typing: Any, address: Any) -> Any:
     return types.int64(types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _store(typing: Any, address: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.store_atomic(arguments[1], builder.inttoptr(arguments[0], _I64.as_pointer()), "release", 8)

@@ -1,126 +1,15 @@
 """What the compiled loops are made of: arrays at addresses, a shared counter, a product in registers, exp2, tanh."""
 
-import hashlib
-import logging
-import os
 from collections.abc import Callable
-from functools import cached_property
-from importlib import import_module
-from pathlib import Path
-from tempfile import TemporaryFile
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any
 
 import numpy as np
 
-# By name, since what types they have says less than it seems to.
-numba: Any = import_module("numba")
-types: Any = numba.types
-intrinsic: Any = import_module("numba.extending").intrinsic
-overload: Any = import_module("numba.extending").overload
-cgutils: Any = import_module("numba.core.cgutils")
-ir: Any = cgutils.ir
-carray: Callable[..., Any] = numba.carray
+from kvasir.kernels.cpu.compiling import IS_WIDE, carray, cgutils, compiled, intrinsic, ir, types
 
-log = logging.getLogger(__name__)
-
-
-def _cpu_features() -> dict[str, bool]:
-    """What the loops are compiled for: this CPU, or what NUMBA_CPU_FEATURES says ("+avx2,+fma,...")."""
-    chosen = numba.config.CPU_FEATURES
-    if chosen is None:
-        return dict(import_module("llvmlite.binding").get_host_cpu_features())
-    return {name[1:]: name.startswith("+") for name in chosen.split(",") if name}
-
-
-CPU_FEATURES = _cpu_features()
-IS_WIDE = bool(CPU_FEATURES.get("avx512f"))
 LANES = 16 if IS_WIDE else 8  # floats in one register
 TILE_ROWS = 4  # what `multiply_tile` computes at once:
 TILE_COLUMNS = 4 * LANES if IS_WIDE else 2 * LANES  # with all sums in registers
-
-_FAST = {"reassoc", "nsz", "contract", "arcp", "afn"}  # not nnan and ninf: NaN must come through
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-class Loop(Protocol):
-    """A compiled C function void(int64 *arguments)."""
-
-    @property
-    def address(self) -> int: ...
-
-    def ctypes(self, arguments: Any) -> None: ...
-
-
-def _keeps_compiled_code() -> bool:
-    """Has numba keep it where it can be written; False: nowhere."""
-    try:
-        folder = _folder_of_this_version()
-        folder.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=folder).close()
-    except (OSError, RuntimeError) as reason:  # RuntimeError: nobody knows where home is
-        log.warning("the loops are compiled at each start, for they cannot be kept (%s); see NUMBA_CACHE_DIR", reason)
-        return False
-    numba.config.CACHE_DIR = str(folder)
-    return True
-
-
-def _folder_of_this_version() -> Path:
-    # numba looks at the file of a function alone, and would not see that a helper in another file has changed.
-    # A folder named after all of the code cannot be stale; and the user's cache can be written where the code cannot.
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    version = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
-    chosen = os.environ.get("NUMBA_CACHE_DIR")
-    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvasir"
-    return base / "compiled" / version
-
-
-_CACHE = _keeps_compiled_code()
-
-
-def compiled(function: _Function) -> _Function:
-    """A helper of a loop, and kept with it alone.
-
-    On its own it would be kept by its types, and two processes that do so for different types at the same moment can
-    leave the one's code under the other's.
-    """
-    options = {"nogil": True, "fastmath": _FAST, "error_model": "numpy"}
-    return cast(_Function, numba.njit(**options)(function))
-
-
-def strict(function: _Function) -> _Function:
-    """A helper of a loop whose results must be the same on every machine, to the last bit."""
-    return cast(_Function, numba.njit(nogil=True, error_model="numpy")(function))
-
-
-def loop(function: Callable[[Any], None]) -> Loop:
-    """What `threads.launch` can start: it gets [counter, arguments...], 64 bits each."""
-    signature = types.void(types.CPointer(types.int64))
-    return cast(Loop, numba.cfunc(signature, cache=_CACHE)(function))
-
-
-class _LazyLoop:
-    def __init__(self, function: Callable[[Any], None]) -> None:
-        self._function = function
-
-    @cached_property
-    def _compiled(self) -> Loop:
-        return loop(self._function)
-
-    @property
-    def address(self) -> int:
-        return self._compiled.address
-
-    def ctypes(self, arguments: Any) -> None:
-        self._compiled.ctypes(arguments)
-
-
-def lazy_loop(function: Callable[[Any], None]) -> Loop:
-    """A loop that is compiled when it is first used: one of several, of which a process needs one."""
-    return _LazyLoop(function)
-
-
-def _intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
-    return cast(Callable[..., Any], intrinsic(function))
 
 
 def _pointer_to(element: Any) -> Callable[..., Any]:
@@ -130,7 +19,7 @@ def _pointer_to(element: Any) -> Callable[..., Any]:
     def typed(typing: Any, address: Any) -> Any:
         return types.CPointer(element)(types.int64), codegen
 
-    return _intrinsic(typed)
+    return intrinsic(typed)
 
 
 _float32_pointer = _pointer_to(types.float32)
@@ -194,7 +83,7 @@ def padded(size: Any, tile: Any) -> Any:
     return (size + tile - 1) // tile * tile
 
 
-@_intrinsic
+@intrinsic
 def next_piece(typing: Any, counter: Any) -> Any:
     """counter[0]++, atomically over all threads: which piece of work is mine."""
 
@@ -205,7 +94,7 @@ def next_piece(typing: Any, counter: Any) -> Any:
     return types.int64(types.CPointer(types.int64)), codegen
 
 
-@_intrinsic
+@intrinsic
 def prefetch(typing: Any, address: Any) -> Any:
     """Ask for the cache line at `address`; no wait, and no fault where nothing is mapped.
 
@@ -237,7 +126,7 @@ def as_floats(builder: Any, element: Any, value: Any, lanes: int) -> Any:
     return builder.sitofp(builder.sext(value, many(ir.IntType(32))), many(ir.FloatType()))
 
 
-@_intrinsic
+@intrinsic
 def widened(typing: Any, value: Any) -> Any:
     """A float32, a float16 (as uint16) or an int8 as float32."""
 
@@ -247,7 +136,7 @@ def widened(typing: Any, value: Any) -> Any:
     return types.float32(value), codegen
 
 
-@_intrinsic
+@intrinsic
 def pointer_like(typing: Any, array: Any, address: Any) -> Any:
     """To elements of the array's type."""
 
@@ -257,7 +146,7 @@ def pointer_like(typing: Any, array: Any, address: Any) -> Any:
     return types.CPointer(array.dtype)(array, types.int64), codegen
 
 
-@_intrinsic
+@intrinsic
 def multiply_tile(typing: Any, a: Any, a_stride: Any, like: Any, b: Any, b_stride: Any, c: Any, c_stride: Any,
                   depth: Any) -> Any:  # fmt: skip
     """c[R, C] += a[R, depth] @ b[depth, C], by address and row stride, with all of c in registers.
@@ -327,7 +216,7 @@ def multiply_add(a: Any, b: Any, c: Any) -> None:
             )  # fmt: skip
 
 
-@_intrinsic
+@intrinsic
 def largest_of(typing: Any, address: Any, count: Any) -> Any:
     """The largest of `count` float32, a multiple of LANES; NaN are passed over. -inf of none"""
 

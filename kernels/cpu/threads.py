@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from kvasir.kernels.cpu.simd import Loop
+from kvasir.kernels.cpu.compiling import Loop
 
 _Address = ctypes.c_void_p
 

@@ -9,6 +9,12 @@ ODD_SHAPES = [(1, 1), (31, 5), (33, 64), (100, 72), (64, 97), (1030, 40)]  # out
 
 
 @pytest.fixture(autouse=True)
+def the_same_numbers() -> None:
+    """Whatever ran before: of very many numbers, a few sums come close to the tolerance."""
+    torch.manual_seed(1)
+
+
+@pytest.fixture(autouse=True)
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not written stays NaN."""
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda like, *shape: like.new_full(shape, torch.nan))

@@ -85,9 +85,10 @@ def test_a_recording_runs_for_any_number_of_rows(num_threads: int) -> None:
 def test_loops_that_depend_on_the_number_of_rows_in_other_ways_are_refused() -> None:
     chain, norm = Chain(), torch.rand(64)
     hidden, residual = torch.zeros(20, 64), torch.zeros(20, 64)
-    with record(Buffers()) as longer:
+    one, another = Buffers(), Buffers()  # both are kept, or the second might get the place of the first
+    with record(one) as longer:
         chain.loops_alone(hidden, residual)
-    with record(Buffers()) as elsewhere:
+    with record(another) as elsewhere:
         chain.loops_alone(hidden[:19], residual[:19])
     with pytest.raises(NotRecordable, match="another number"):
         Recording(longer, with_one_less=elsewhere)
