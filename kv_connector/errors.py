@@ -1,5 +1,6 @@
-"""What is wrong with a frame, by name."""
+"""What is wrong with a frame or a peer, by name."""
 
+from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector.metrics import MissReason
 
 
@@ -9,3 +10,7 @@ class BadFrame(Exception):
     def __init__(self, reason: MissReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class OtherVersion(KVTransferError):
+    """The two ends speak different versions of a connector's protocol: no block will ever come from there."""

@@ -22,6 +22,7 @@ class MissReason(Enum):
     TIMEOUT = "timeout"
     SLOW = "slow"  # computing was faster
     PEER_LOST = "peer_lost"
+    VERSION = "version"  # the peer speaks another version of the connector's protocol
     STORE_DOWN = "store_down"
 
 

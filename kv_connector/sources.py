@@ -9,6 +9,7 @@ from typing import Protocol
 from kvasir.common.errors import KVTransferError
 from kvasir.engine.blocks import KVLayout
 from kvasir.kv_connector.base import BlockKey, Frame, PeerConnector, StoreConnector, StoreKey, Ticket
+from kvasir.kv_connector.errors import OtherVersion
 from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.store_guard import StoreGuard
@@ -58,11 +59,11 @@ async def keep_alive(source: Source, every_s: float) -> None:
 class FromPeer:
     """A ticket's blocks, out of the memory of the node that computed them."""
 
-    lost = MissReason.PEER_LOST
     has_one_epoch = True
     form: str | None = None
 
     def __init__(self, connector: PeerConnector, ticket: Ticket) -> None:
+        self.lost = MissReason.PEER_LOST
         self.name = ticket.endpoints[0].address if ticket.endpoints else "nobody"
         self._connector = connector
         self._ticket = ticket
@@ -84,6 +85,7 @@ class FromPeer:
         log.warning("transfer %s: blocks did not come in time", self._ticket.transfer_id)
 
     def failed(self, error: KVTransferError) -> None:
+        self.lost = MissReason.VERSION if isinstance(error, OtherVersion) else MissReason.PEER_LOST
         log.warning("transfer %s: %s", self._ticket.transfer_id, error)
 
 

@@ -97,8 +97,8 @@ class TcpConnector:
     async def _connect(self, link: Link, address: str) -> None:
         try:
             await link.connect()
-        except KVTransferError:
-            self._back_off.failed(address)
+        except KVTransferError as error:
+            self._back_off.failed(address, error)
             raise
         self._back_off.worked(address)
 

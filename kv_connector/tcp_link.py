@@ -19,6 +19,7 @@ from zmq.utils.monitor import parse_monitor_message
 from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector import tcp_protocol as protocol
 from kvasir.kv_connector.base import BlockKey, Frame, TransferId
+from kvasir.kv_connector.errors import OtherVersion
 from kvasir.kv_connector.tcp_socket import LoopSocket
 
 _HANDSHAKE_TIMEOUT_S = 2.0
@@ -47,6 +48,7 @@ class Link:
         is_encrypted: bool,
     ) -> None:
         self.why_lost = ""  # empty while it lives
+        self._kind_of_loss = KVTransferError
         self.window_size = window
         self.window = asyncio.Semaphore(window)  # blocks asked for and not yet taken in
         self._address = address
@@ -73,7 +75,7 @@ class Link:
         """Returns when each side has proved that it knows the secret."""
         try:
             self._raw.connect(f"tcp://{self._address}")
-            self.say(protocol.HELLO + self._nonce)
+            self.say(protocol.hello(self._nonce))
             async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
                 await self._is_settled.wait()
         except (TimeoutError, zmq.ZMQError) as error:
@@ -82,7 +84,7 @@ class Link:
             self.close("closed")
             raise
         if self.why_lost:
-            raise KVTransferError(self.why_lost)
+            raise self.loss()
 
     def close(self, why: str) -> None:
         self._lose(why)
@@ -90,6 +92,10 @@ class Link:
             self._raw.disable_monitor()  # first: zmq would wait for ever to tell a monitor that is closed
         self._monitor.close()
         self._socket.close()
+
+    def loss(self) -> KVTransferError:
+        """Of one that is lost."""
+        return self._kind_of_loss(self.why_lost)
 
     def requests(self, transfer_id: TransferId) -> "Requests":
         return Requests(self, transfer_id)
@@ -111,7 +117,7 @@ class Link:
             num_keys += 1
         if self.why_lost:
             self.window.release()  # for the next one who waits
-            raise KVTransferError(self.why_lost)
+            raise self.loss()
         numbers = range(self._next_number, self._next_number + num_keys)
         self._next_number = numbers.stop
         self._unanswered.update(dict.fromkeys(numbers, replies))
@@ -130,9 +136,10 @@ class Link:
         if number in self._unanswered:
             self._lose("a request was never answered")
 
-    def _lose(self, why: str) -> None:
+    def _lose(self, why: str, kind: type[KVTransferError] = KVTransferError) -> None:
         if self.why_lost:
             return
+        self._kind_of_loss = kind
         self.why_lost = f"{self._address} is lost: {why}"
         for replies in self._unanswered.values():
             if replies is not None:
@@ -162,7 +169,7 @@ class Link:
         elif word == protocol.WELCOME and self._has_proved:
             self._is_settled.set()
         elif word == protocol.REFUSED:
-            self._lose("it refused this node")
+            self._refused(protocol.parse_refused(rest))
         else:
             self._lose(f"it sent {head[:16]!r} in {len(message)} frames")
 
@@ -173,6 +180,13 @@ class Link:
             return
         for number, frame in blocks:
             self._answer(number, frame)
+
+    def _refused(self, version: int) -> None:
+        if version == protocol.VERSION:
+            self._lose("it refused this node")
+        else:
+            why = f"it speaks version {version} of the protocol, this node {protocol.VERSION}"
+            self._lose(why, OtherVersion)
 
     def _prove(self, challenge: bytes) -> None:
         sender_nonce, proof = challenge[: protocol.NONCE_BYTES], challenge[protocol.NONCE_BYTES :]
@@ -220,7 +234,7 @@ class Requests:
     async def next(self) -> tuple[BlockKey, Frame | None]:
         reply = await self._replies.get()
         if reply is None:
-            raise KVTransferError(self._link.why_lost)
+            raise self._link.loss()
         number, frame = reply
         self._link.window.release()
         return self._keys.pop(number), frame

@@ -1,7 +1,7 @@
 """What the two ends of the tcp connector say to each other, and how each knows that the other knows the secret.
 
     receiver (DEALER)                               sender (ROUTER)
-    HELLO nonce                                -->
+    HELLO version nonce                        -->
                                                <--  CHALLENGE nonce proof           the sender proves itself first
     ANSWER nonce proof                         -->
                                                <--  WELCOME
@@ -13,7 +13,8 @@
 
 A message is one frame, which begins with its word; a block's payload is a frame of its own, so that it is not copied.
 Small blocks are copied, one after the other into a tray that travels as one frame: a message costs more than they do.
-What is refused is answered by REFUSED.
+What is refused is answered by REFUSED version: only those who speak the same version understand each other, and all
+versions know so much of HELLO and REFUSED. The first one's had none.
 
 Before all that, ZeroMQ's own handshake lets in nobody who does not know the secret, so that strangers are dropped
 before any message of theirs is kept: by CURVE where encryption is on, by a password derived from the secret where it
@@ -34,6 +35,8 @@ from zmq.utils import z85
 
 from kvasir.kv_connector.base import MAX_HEADER_BYTES, BlockKey, Frame, TransferId
 
+VERSION = 2  # of what follows here: another one for whatever an older peer would not understand
+
 HELLO = b"H"
 CHALLENGE = b"C"
 ANSWER = b"A"
@@ -46,6 +49,7 @@ ABSENT = b"N"
 RELEASE = b"R"
 KEEP_ALIVE = b"K"
 
+VERSION_BYTES = 2
 NONCE_BYTES = 32
 NUMBER_BYTES = 8
 KEY_BYTES = 32
@@ -125,6 +129,32 @@ def guard_receiver(socket: "zmq.Socket[Any]", keys: Keys, is_encrypted: bool) ->
     else:
         socket.set(zmq.PLAIN_USERNAME, USER)
         socket.set(zmq.PLAIN_PASSWORD, keys.password)
+
+
+def hello(nonce: bytes) -> bytes:
+    return HELLO + _version_bytes() + nonce
+
+
+def parse_hello(greeting: bytes) -> tuple[int, bytes] | None:
+    """Version and nonce, of what follows the word; None if that is not what it is."""
+    if len(greeting) == NONCE_BYTES:
+        return 1, greeting
+    if len(greeting) < VERSION_BYTES + NONCE_BYTES:
+        return None
+    return int.from_bytes(greeting[:VERSION_BYTES], "little"), greeting[VERSION_BYTES:][:NONCE_BYTES]
+
+
+def refused() -> bytes:
+    return REFUSED + _version_bytes()
+
+
+def parse_refused(rest: bytes) -> int:
+    """The version of whoever refuses."""
+    return int.from_bytes(rest[:VERSION_BYTES], "little") if rest else 1
+
+
+def _version_bytes() -> bytes:
+    return VERSION.to_bytes(VERSION_BYTES, "little")
 
 
 def fetch(first_number: int, transfer_id: TransferId, keys: Sequence[BlockKey]) -> bytes:

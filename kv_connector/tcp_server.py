@@ -90,16 +90,19 @@ class TcpServer:
         of_known_only, handle = self._words.get(request[:1], (True, None))
         if handle is None or (of_known_only and peer not in self._known):
             log.debug("a peer sent something that is not for us: %r", request[:16])
-            self._send(peer, protocol.REFUSED)
+            self._send(peer, protocol.refused())
             return
         try:
             handle(peer, request[1:])
         except Exception:  # a bug of ours must not end the service of all others
             log.exception("a request of a receiver failed in an unforeseen way")
 
-    def _hello(self, peer: bytes, receiver_nonce: bytes) -> None:
-        if len(receiver_nonce) != protocol.NONCE_BYTES:
-            self._send(peer, protocol.REFUSED)
+    def _hello(self, peer: bytes, greeting: bytes) -> None:
+        version, receiver_nonce = protocol.parse_hello(greeting) or (None, b"")
+        if version != protocol.VERSION:
+            if version is not None:
+                log.warning("refused a receiver of protocol version %d; this node's is %d", version, protocol.VERSION)
+            self._send(peer, protocol.refused())
             return
         nonce = self._nonce(peer)
         self._send(peer, protocol.CHALLENGE + nonce + self._keys.proof(protocol.SENDER, receiver_nonce, nonce))
@@ -109,7 +112,7 @@ class TcpServer:
         wanted = self._keys.proof(protocol.RECEIVER, receiver_nonce, self._nonce(peer))
         if not hmac.compare_digest(wanted, proof):
             log.warning("refused a receiver that does not know the cluster's secret")
-            self._send(peer, protocol.REFUSED)
+            self._send(peer, protocol.refused())
             return
         self._known[peer] = None
         if len(self._known) > _NUM_PEERS_REMEMBERED:
@@ -119,7 +122,7 @@ class TcpServer:
     def _fetch(self, peer: bytes, request: bytes) -> None:
         fetch = protocol.parse_fetch(request)
         if fetch is None:
-            self._send(peer, protocol.REFUSED)
+            self._send(peer, protocol.refused())
             return
         self._known.move_to_end(peer)
         self.lender.ask(peer, *fetch)

@@ -110,7 +110,7 @@ async def test_any_messages_from_a_receiver() -> None:
         node, ticket, keys = pair.sender, pair.ticket(), random_keys(8)
         await node.sender.publish(ticket, pair.outgoing(keys))
         good = [
-            protocol.HELLO + bytes(32),
+            protocol.hello(bytes(32)),
             protocol.ANSWER + bytes(64),
             protocol.fetch(1, ticket.transfer_id, keys),
             protocol.fetch(2, TransferId("unknown"), keys[:1]),
@@ -155,8 +155,9 @@ class FuzzySender:
         peer, request = (frame.bytes for frame in message)
         word, rest = request[:1], request[1:]
         if word == protocol.HELLO:
+            _, theirs = protocol.parse_hello(rest) or (0, b"")
             nonce = bytes(protocol.NONCE_BYTES)
-            self._say(peer, protocol.CHALLENGE + nonce + KEYS.proof(protocol.SENDER, rest, nonce))
+            self._say(peer, protocol.CHALLENGE + nonce + KEYS.proof(protocol.SENDER, theirs, nonce))
         elif word == protocol.ANSWER:
             self._say(peer, protocol.WELCOME)
         elif word == protocol.FETCH and (fetch := protocol.parse_fetch(rest)):

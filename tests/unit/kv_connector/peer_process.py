@@ -45,7 +45,7 @@ async def ask(settings: ConnectorSettings, task: Any) -> None:
     socket.set(zmq.PLAIN_PASSWORD, keys.password)
     socket.connect(f"tcp://{task['address']}")
     nonce = bytes(protocol.NONCE_BYTES)
-    socket.send(protocol.HELLO + nonce)
+    socket.send(protocol.hello(nonce))
     sender_nonce = socket.recv()[1 : 1 + protocol.NONCE_BYTES]
     socket.send(protocol.ANSWER + nonce + keys.proof(protocol.RECEIVER, nonce, sender_nonce))
     assert socket.recv() == protocol.WELCOME

@@ -46,7 +46,7 @@ async def stranger(
 
 async def shake_hands(socket: zmq.asyncio.Socket) -> None:
     nonce = bytes(protocol.NONCE_BYTES)
-    await socket.send(protocol.HELLO + nonce)
+    await socket.send(protocol.hello(nonce))
     (challenge,) = await socket.recv_multipart()
     sender_nonce = challenge[1 : 1 + protocol.NONCE_BYTES]
     await socket.send(protocol.ANSWER + nonce + KEYS.proof(protocol.RECEIVER, nonce, sender_nonce))
@@ -83,12 +83,12 @@ async def test_who_knows_the_password_alone_is_refused_whatever_it_says() -> Non
             [protocol.ANSWER + bytes(protocol.NONCE_BYTES) + bytes(32)],
             [protocol.ANSWER],
             [protocol.HELLO],
-            [protocol.HELLO + bytes(protocol.NONCE_BYTES), b""],
+            [protocol.hello(bytes(protocol.NONCE_BYTES)), b""],
             [b""],
             [b"?" * 500, b"x"],
         ):
             await socket.send_multipart(message)
-            assert await socket.recv_multipart() == [protocol.REFUSED]
+            assert await socket.recv_multipart() == [protocol.refused()]
         assert node.sender.num_leased_blocks == 1
         assert node.metrics.blocks_sent == 0
 
@@ -98,7 +98,7 @@ async def test_requests_that_make_no_sense_are_refused() -> None:
         await shake_hands(socket)
         for request in (b"", bytes(8), bytes(9), bytes(8) + b"\xff" + bytes(40), bytes(9 + 33), bytes(9 + 32 * 49)):
             await socket.send(protocol.FETCH + request)
-            assert await socket.recv_multipart() == [protocol.REFUSED]
+            assert await socket.recv_multipart() == [protocol.refused()]
         await socket.send(protocol.fetch(7, TransferId("unknown"), random_keys(2)))
         assert await socket.recv_multipart() == [protocol.ABSENT + protocol.number(7)]
         assert await socket.recv_multipart() == [protocol.ABSENT + protocol.number(8)]
@@ -107,13 +107,13 @@ async def test_requests_that_make_no_sense_are_refused() -> None:
 async def test_an_answer_overheard_on_one_connection_is_worth_nothing_on_another() -> None:
     nonce = os.urandom(protocol.NONCE_BYTES)
     async with open_node(SETTINGS) as node, stranger(node) as one, stranger(node) as other:
-        await one.send(protocol.HELLO + nonce)
+        await one.send(protocol.hello(nonce))
         (challenge,) = await one.recv_multipart()
         proof = KEYS.proof(protocol.RECEIVER, nonce, challenge[1 : 1 + protocol.NONCE_BYTES])
         await one.send(protocol.ANSWER + nonce + proof)
         assert await one.recv_multipart() == [protocol.WELCOME]
         await other.send(protocol.ANSWER + nonce + proof)
-        assert await other.recv_multipart() == [protocol.REFUSED]
+        assert await other.recv_multipart() == [protocol.refused()]
 
 
 async def test_a_frame_that_is_too_large_ends_the_connection_and_not_the_node() -> None:

@@ -3,7 +3,10 @@
 import pytest
 
 from kvasir.common.errors import KVTransferError
+from kvasir.kv_connector.errors import OtherVersion
 from kvasir.kv_connector.tcp_back_off import BackOff
+
+GONE = KVTransferError("a is lost: nobody listens there")
 
 
 class Clock:
@@ -27,7 +30,7 @@ def test_each_failure_doubles_the_wait_up_to_a_few_seconds() -> None:
     waits_s = []
     for _ in range(9):
         assert not is_left_alone(back_off)
-        back_off.failed("a")
+        back_off.failed("a", GONE)
         began_s = clock.now_s
         while is_left_alone(back_off):
             clock.now_s += 0.05
@@ -37,7 +40,7 @@ def test_each_failure_doubles_the_wait_up_to_a_few_seconds() -> None:
 
 def test_others_are_not_left_alone_and_success_forgets() -> None:
     back_off = BackOff(Clock())
-    back_off.failed("a")
+    back_off.failed("a", GONE)
     assert is_left_alone(back_off)
     assert not is_left_alone(back_off, "b")
     back_off.worked("a")
@@ -47,5 +50,12 @@ def test_others_are_not_left_alone_and_success_forgets() -> None:
 def test_memory_is_bounded() -> None:
     back_off = BackOff(Clock())
     for number in range(3000):
-        back_off.failed(str(number))
+        back_off.failed(str(number), GONE)
     assert sum(is_left_alone(back_off, str(number)) for number in range(3000)) == 1024
+
+
+def test_it_says_what_was_wrong() -> None:
+    back_off = BackOff(Clock())
+    back_off.failed("a", OtherVersion("a is lost: it speaks version 1"))
+    with pytest.raises(OtherVersion, match=r"it speaks version 1; it is tried again in 0\.1 s"):
+        back_off.check("a")

@@ -86,7 +86,7 @@ async def test_who_begins_and_says_no_more_is_cut_off() -> None:
 @pytest.mark.parametrize("password", [b"another", protocol.keys_of("another").password])
 async def test_a_wrong_password_gets_no_answer(password: bytes) -> None:
     async with open_node(SETTINGS) as node, stranger(node, password) as socket:
-        await socket.send(protocol.HELLO + bytes(protocol.NONCE_BYTES))
+        await socket.send(protocol.hello(bytes(protocol.NONCE_BYTES)))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await socket.recv_multipart()
