@@ -9,50 +9,31 @@ prompt without a ticket is computed, and before what a lost sender has promised 
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from kvasir.common.errors import InvalidRequest, Overloaded
 from kvasir.common.metrics import Sample
 from kvasir.common.tokens import unpack_tokens
-from kvasir.decode_node.wanted import wanted_blocks
+from kvasir.decode_node.loading import PromptLoader
+from kvasir.decode_node.request import DecodeRequest
 from kvasir.decode_node.write_back import WriteBack
 from kvasir.engine import wire
 from kvasir.engine.blocks import num_blocks_for
 from kvasir.engine.request import FinishReason
 from kvasir.engine.step import Admitted, ComputedBlocks
 from kvasir.kv_connector.base import BlockKey, Ticket
-from kvasir.kv_connector.incoming import IncomingTransfer, TransferResult, WantedBlock
 from kvasir.kv_connector.sender import OutgoingBlock
 from kvasir.kv_connector.wire import ticket_from_proto
-from kvasir.node.in_flight import InFlight
 from kvasir.node.node import Node
 from kvasir.node.outbox import Outbox
 from kvasir.node.parts import NodeParts
 from kvasir.node.session import Session
-from kvasir.node.stored_prompts import StoredPrompts
 from kvasir.proto import common_pb2, decode_pb2
-
-log = logging.getLogger(__name__)
 
 _PATIENCE_POLL_S = 0.05
 _WRITE_BACK_SHARE = 8  # at most this part of the blocks is kept for writing, and at least this part is left free
-
-
-@dataclass(eq=False, kw_only=True)
-class DecodeRequest(InFlight):
-    ticket: Ticket | None = None  # None: the prompt is computed here
-    transfer: IncomingTransfer | None = None  # from admission on
-    num_published: int = 0  # what the sender's progress said before that
-    is_committed: bool = False
-    aborted_because: str | None = None
-    first_missing: int = 0  # block, at admission
-    patience: asyncio.TimerHandle | None = None
-    fetched: set[int] = field(default_factory=set)  # full blocks that came from elsewhere
 
 
 class DecodeNode(Node[DecodeRequest]):
@@ -62,7 +43,7 @@ class DecodeNode(Node[DecodeRequest]):
         self._admission_timeout_s = admission_timeout_s
         self._writes_back = writes_back
         super().__init__(parts)
-        self._stored = StoredPrompts(self.receiver, parts.kv_identity, self.limits.block_size, self._compute_s)
+        self.loader = PromptLoader(self)
         self._reserve_blocks = self.limits.num_blocks // _WRITE_BACK_SHARE
         self.write_back = WriteBack(
             self.sender, self.release_blocks, self.spawn, self._is_short_of_blocks, max(1, self._reserve_blocks)
@@ -82,7 +63,7 @@ class DecodeNode(Node[DecodeRequest]):
         self.check_open()
         self._check_room(message.request)
         ticket = self._ticket_of(message)
-        awaits = {"blocks", "continue"} if ticket is not None or self.parts.connector.is_store else {"continue"}
+        awaits = self.loader.awaits(ticket)
         entry = self.in_flight.begin(DecodeRequest, session, message.handle, message.request, awaits=awaits)
         entry.ticket = ticket
         for one in entry.sequences:
@@ -142,18 +123,13 @@ class DecodeNode(Node[DecodeRequest]):
         entry = self.in_flight.find(session, message.progress.handle)
         if entry is None:
             return
-        entry.num_published = max(entry.num_published, message.progress.num_blocks)
-        entry.is_committed |= message.progress.committed
-        if entry.transfer is not None:
-            entry.transfer.progress(entry.num_published, entry.is_committed)
+        self.loader.progress(entry, message.progress.num_blocks, message.progress.committed)
 
     def _abort_transfer(self, session: Session, message: decode_pb2.AbortTransfer) -> None:
         entry = self.in_flight.find(session, message.handle)
         if entry is None:
             return
-        entry.aborted_because = message.reason or "the sender is gone"
-        if entry.transfer is not None:
-            self._no_more_promises(entry, entry.transfer, entry.aborted_because)
+        self.loader.sender_lost(entry, message.reason or "the sender is gone")
 
     # --- what the engine says --------------------------------------------------------------------------------------
 
@@ -162,21 +138,7 @@ class DecodeNode(Node[DecodeRequest]):
             entry.patience.cancel()
         if not admitted.is_again:
             outbox.to(entry.session).admitted.append(wire.admitted_to_proto(admitted))
-        entry.first_missing = min(admitted.missing, default=len(admitted.block_table))
-        if entry.ticket is None:
-            if self.parts.connector.is_store:
-                self.spawn(self._fetch_stored(entry, admitted))
-            return
-        wanted = wanted_blocks(entry.ticket, admitted, self.parts.kv_identity, self.limits.block_size)
-        on_block = partial(self.engine.block_loaded, entry.request_id)
-        entry.transfer = self.receiver.start(entry.ticket, wanted, on_block, self._compute_s)
-        if admitted.is_again:  # by who stored it, nothing is to come
-            entry.transfer.progress(len(admitted.block_table), committed=True)
-        else:
-            entry.transfer.progress(entry.num_published, entry.is_committed)
-            if entry.aborted_because is not None:
-                self._no_more_promises(entry, entry.transfer, entry.aborted_because)
-        self.spawn(self._finish_transfer(entry, entry.transfer, admitted, wanted))
+        self.loader.admitted(entry, admitted)
 
     def on_computed(self, entry: DecodeRequest | None, computed: ComputedBlocks) -> None:
         """What was filled here is offered to the store: exact blocks that did not come from elsewhere."""
@@ -195,8 +157,7 @@ class DecodeNode(Node[DecodeRequest]):
     def on_end(self, entry: DecodeRequest, reason: FinishReason | None) -> None:
         if entry.patience is not None:
             entry.patience.cancel()
-        if entry.transfer is not None:
-            entry.transfer.cancel()
+        self.loader.ended(entry)
 
     @property
     def num_busy(self) -> int:
@@ -211,101 +172,3 @@ class DecodeNode(Node[DecodeRequest]):
 
     def _is_short_of_blocks(self) -> bool:
         return self.engine.stats().num_free_blocks <= self._reserve_blocks
-
-    # --- the prompt's KV -------------------------------------------------------------------------------------------
-
-    def _compute_s(self, num_tokens: int) -> float | None:
-        """Computing them here keeps all others here waiting for their next tokens, so it counts twice.
-
-        A node that has never computed a prompt knows at least that one token a step is slower.
-        """
-        stats = self.engine.stats()
-        slowest_rate = 1 / stats.decode_step_s if stats.decode_step_s else 0.0
-        rate = stats.prefill_tokens_per_s or slowest_rate
-        return 2 * num_tokens / rate if rate else None
-
-    async def _fetch_stored(self, entry: DecodeRequest, admitted: Admitted) -> None:
-        """For a prompt that is computed here. However it ends, the engine is told."""
-        request = entry.request
-        wanted: list[WantedBlock] = []
-        try:
-            keys = self._stored.keys(request, request.num_tokens_at_arrival)
-            num_leading = entry.first_missing + await self._stored.num_leading(keys[entry.first_missing :])
-            if self.in_flight.get(entry.request_id) is entry:
-                wanted = self._stored.wanted(admitted, keys[:num_leading])
-                request.num_awaited_tokens = num_leading * self.limits.block_size  # the rest was never elsewhere
-        finally:
-            if not wanted:
-                self.loading_done(entry.request_id)
-        if wanted:
-            on_block = partial(self.engine.block_loaded, entry.request_id)
-            entry.transfer = self.receiver.fetch_stored(wanted, on_block, self._compute_s)
-            await self._finish_transfer(entry, entry.transfer, admitted, wanted)
-
-    def _no_more_promises(self, entry: DecodeRequest, transfer: IncomingTransfer, reason: str) -> None:
-        """The sender is gone. Others may have stored the same blocks."""
-
-        async def look_in_store() -> None:
-            try:
-                keys = self._stored.keys(entry.request, entry.request.num_tokens_at_arrival)
-                first = max(entry.num_published, entry.first_missing)
-                transfer.progress(first + await self._stored.num_leading(keys[first:]))
-            finally:
-                transfer.abort(reason)
-
-        if self.parts.connector.is_store:
-            self.spawn(look_in_store())
-        else:
-            transfer.abort(reason)
-
-    async def _finish_transfer(
-        self, entry: DecodeRequest, transfer: IncomingTransfer, admitted: Admitted, wanted: list[WantedBlock]
-    ) -> None:
-        """However it ends, the engine is told: until then it holds the blocks for the transfer."""
-        try:
-            result = await transfer.done()
-            lost = set(result.missing)
-            full = (block.index for block in wanted if block.num_tokens == self.limits.block_size)
-            entry.fetched.update(index for index in full if index not in lost)
-            self._note_stored(entry, lost)
-        finally:
-            self.loading_done(entry.request_id)
-        if self.in_flight.get(entry.request_id) is not entry or admitted.is_again:
-            return
-        entry.session.tell(common_pb2.StepOutput(transfers=[self._report(entry, admitted, wanted, result)]))
-
-    def _note_stored(self, entry: DecodeRequest, lost: set[int]) -> None:
-        """What the engine may ask for once more, if it has to take the request's blocks away; and what that costs.
-
-        The engine's thread reads it: of this request not before `loading_done`, and a float is always whole.
-        """
-        if not self.parts.connector.is_store:
-            return  # a peer lets go of what has been fetched
-        block_size = self.limits.block_size
-        request = entry.request
-        num_blocks = min(lost, default=request.num_awaited_tokens // block_size)
-        request.num_stored_tokens = num_blocks * block_size
-        rate = self.receiver.rates.of(self.parts.connector.name).rate
-        if rate is not None:
-            num_bytes = self.parts.memory.layout.bytes_per_block
-            self.parts.engine.scheduler.fetch_s_per_block = num_bytes / rate.bandwidth_bytes_per_s
-
-    def _report(
-        self, entry: DecodeRequest, admitted: Admitted, wanted: list[WantedBlock], result: TransferResult
-    ) -> common_pb2.TransferReport:
-        missing = set(result.missing)
-        num_recomputed = sum(block.num_tokens for block in wanted if block.index in missing)
-        num_cached = num_blocks_for(admitted.num_cached_tokens, self.limits.block_size)
-        self.metrics.blocks_cached(num_cached)
-        self.metrics.tokens_recomputed(num_recomputed)
-        if missing:
-            log.info("request %s: %d of %d blocks did not come", entry.request_id, len(missing), len(wanted))
-        return common_pb2.TransferReport(
-            handle=entry.handle,
-            num_blocks_fetched=result.num_fetched,
-            num_blocks_cached=num_cached,
-            num_tokens_recomputed=num_recomputed,
-            transfer_s=result.transfer_s,
-            overlapped_s=result.overlapped_s,
-            num_bytes=result.num_bytes,
-        )

@@ -69,8 +69,7 @@ class KVReceiver:
     ) -> IncomingTransfer:
         """Fetch these blocks of a ticket, each when `IncomingTransfer.progress` has said that it is published."""
         if self._connector.is_store:
-            form = ticket.stored_as or self._own_form
-            source: Source = FromStore(self._connector, self._guard, self._parts.layout, form)
+            source: Source = FromStore(self._connector, self._guard, self._parts.layout, self._form(ticket.stored_as))
         else:
             source = FromPeer(self._connector, ticket)
         return self._track(IncomingTransfer(self._parts, source, wanted, on_block, compute_s))
@@ -86,12 +85,14 @@ class KVReceiver:
         transfer.progress(max((block.index + 1 for block in wanted), default=0), committed=True)
         return self._track(transfer)
 
-    async def lookup(self, keys: Sequence[BlockKey]) -> int:
-        """How many of the leading keys a store has, exact ones of this node's dtype; 0 where there is no store, or
-        where it does not answer."""
+    async def lookup(self, keys: Sequence[BlockKey], stored_as: str = "") -> int:
+        """How many of the leading keys a store has; 0 where there is no store, or where it does not answer.
+
+        stored_as: of the ticket by which they would be fetched; without one, exact blocks of this node's dtype
+        """
         if not (self._connector.is_store and keys and self._guard.is_open):
             return 0
-        names = [store_key(key, self._parts.layout, self._own_form) for key in keys]
+        names = [store_key(key, self._parts.layout, self._form(stored_as)) for key in keys]
         started_s = self._clock()
         try:
             with self._guard.attempt():
@@ -111,6 +112,10 @@ class KVReceiver:
         is_worth = self._settings.costs.is_worth_fetching(fetch_s, compute_s)
         self.metrics.declined += not is_worth
         return is_worth
+
+    def _form(self, stored_as: str) -> str:
+        """Under which a ticket's blocks are in a store."""
+        return stored_as or self._own_form
 
     def _track(self, transfer: IncomingTransfer) -> IncomingTransfer:
         self._transfers.add(transfer)

@@ -31,9 +31,9 @@ class StoredPrompts:
         root = root_hash(self._kv_identity, request.cache_salt)
         return [BlockKey(block_hash) for block_hash in block_hashes(root, token_ids, self._block_size)]
 
-    async def num_leading(self, keys: Sequence[BlockKey]) -> int:
-        """How many of them to fetch."""
-        num_stored = await self._receiver.lookup(keys) if keys else 0
+    async def num_leading(self, keys: Sequence[BlockKey], stored_as: str = "") -> int:
+        """How many of them to fetch. `stored_as`: of the ticket by which they will be, if there is one."""
+        num_stored = await self._receiver.lookup(keys, stored_as) if keys else 0
         compute_s = self._compute_s(num_stored * self._block_size)
         return num_stored if num_stored and self._receiver.is_worth_fetching(num_stored, compute_s) else 0
 

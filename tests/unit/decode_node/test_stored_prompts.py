@@ -1,12 +1,16 @@
 """A decode node that computes a prompt itself takes what a store has of it first."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kvasir.kv_connector.codec import stored_as
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.proto import common_pb2, decode_pb2
 from tests.unit.node.fakes import (
+    LAYOUT,
     Running,
     continue_decode,
     decode,
@@ -96,9 +100,9 @@ async def test_cancelled_while_it_is_looked_up_it_gives_its_blocks_back(
     async with decode(store) as node:
         lookup = node.node.receiver.lookup
 
-        async def cancelled_meanwhile(keys: list[bytes]) -> int:
+        async def cancelled_meanwhile(*asked: Any) -> int:
             node.node.in_flight.cancel_all_of(next(iter(node.node.sessions)))
-            return await lookup(keys)  # type: ignore[arg-type]
+            return await lookup(*asked)
 
         monkeypatch.setattr(node.node.receiver, "lookup", cancelled_meanwhile)
         await node.send(**start_decode(1, request(PROMPT, 6)))
@@ -125,3 +129,22 @@ async def test_what_a_lost_sender_has_promised_may_be_stored_all_the_same(
         assert node.outputs[1] == generate(PROMPT, 6)
         assert node.node.transfer_metrics.blocks_fetched == 8
         assert node.node.engine.stats().num_recomputed_tokens == 50 - 32
+
+
+@pytest.mark.parametrize("codec", ["int8", "none"])
+async def test_a_lost_sender_s_blocks_are_looked_up_in_the_form_in_which_they_are_fetched(
+    store: ConnectorSettings, codec: str
+) -> None:
+    """They were looked up exact, and then asked for as the sender stores them: all absent. And what was there in the
+    sender's form was not seen."""
+    await fill(replace(store, codec=codec), PROMPT[:32])
+    for sender_codec in ("int8", "none"):
+        async with decode(store) as node:
+            form = stored_as(sender_codec, LAYOUT)
+            ticket = common_pb2.Ticket(transfer_id="t", connector="shared_storage", stored_as=form)
+            await node.send(**start_decode(1, request(PROMPT, 6), ticket))
+            await node.send(abort_transfer=decode_pb2.AbortTransfer(handle=1, reason="lost"))
+            await node.send(**continue_decode(1, []))
+            await node.ends(1)
+            assert node.node.transfer_metrics.blocks_fetched == (8 if codec == sender_codec else 0)
+            assert not node.node.transfer_metrics.misses

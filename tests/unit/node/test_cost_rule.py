@@ -108,10 +108,10 @@ async def test_a_prefill_node_computes_where_its_store_is_slow(is_slow: bool, tm
 
 async def test_without_a_rate_of_its_own_a_decode_node_waits_for_the_deadline() -> None:
     async with decode(ConnectorSettings(name="memory")) as node:
-        assert node.node._compute_s(100) is None
+        assert node.node.loader.compute_s(100) is None
         await node.send(**start_decode(1, request(PROMPT, 8)))
         await node.send(**continue_decode(1, []))
         await node.ends(1)
-        cost_s = node.node._compute_s(100)
+        cost_s = node.node.loader.compute_s(100)
         assert cost_s is not None
         assert cost_s == pytest.approx(2 * 100 / node.node.engine.stats().prefill_tokens_per_s)

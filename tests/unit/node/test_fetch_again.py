@@ -70,6 +70,34 @@ async def test_preempted_requests_fetch_again_or_compute(tmp_path: Path, is_dele
         assert (stats.num_recomputed_tokens > 0) == is_deleted
 
 
+async def test_what_was_stored_only_later_is_no_recomputed_token(tmp_path: Path) -> None:
+    """It was never asked for: these tokens were computed here from the first, and are again."""
+    settings = ConnectorSettings(name="shared_storage", path=str(tmp_path))
+    prompts = {1: list(range(20)), 2: list(range(100, 121))}
+
+    async def store(num_tokens: int) -> None:
+        async with prefill(settings) as sender:
+            for handle, prompt in prompts.items():
+                ticket = ticket_for(sender, f"t{handle}")
+                await sender.send(**start_prefill(handle, request(prompt[:num_tokens], 8), ticket))
+                await sender.until(lambda handle=handle: sender.is_committed(handle))  # type: ignore[misc]
+
+    await store(8)
+    async with decode(settings, num_blocks=16, enable_prefix_caching=False) as receiver:
+        for handle, prompt in prompts.items():
+            await receiver.send(**start_decode(handle, request(prompt, NUM_TOKENS)))
+        await receiver.until(lambda: set(receiver.transfers) == set(prompts))
+        await store(20)
+        for handle in prompts:
+            await receiver.send(**continue_decode(handle, []))
+        for handle, prompt in prompts.items():
+            await receiver.ends(handle)
+            assert receiver.outputs[handle] == generate(prompt, NUM_TOKENS)
+        stats = receiver.node.engine.stats()
+        assert stats.num_refetches > 0
+        assert stats.num_recomputed_tokens == 0
+
+
 async def test_no_more_is_stored_than_was_asked_for(tmp_path: Path) -> None:
     """The store had a hole, so the second time only what lies before it was asked for; all of that has come."""
     settings = ConnectorSettings(name="shared_storage", path=str(tmp_path))
@@ -78,5 +106,5 @@ async def test_no_more_is_stored_than_was_asked_for(tmp_path: Path) -> None:
         block_size = receiver.node.limits.block_size
         for num_awaited, lost, stored in ((40, {1}, 1), (block_size, set[int](), 1)):
             one.num_awaited_tokens = num_awaited
-            receiver.node._note_stored(SimpleNamespace(request=one), lost)
+            receiver.node.loader._note_stored(SimpleNamespace(request=one), lost)
             assert one.num_stored_tokens == stored * block_size
