@@ -5,11 +5,14 @@ KV identity (weights, config, block size) and the cache salt. Equal hashes on an
 SHA-256, since across tenants a collision would be a leak.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import NewType
 
-import numpy as np
+from kvasir.common.tokens import pack_tokens
+
+_TOKEN_BYTES = 4
+_ROUTING_BYTES = 8
 
 BlockHash = NewType("BlockHash", bytes)
 
@@ -24,13 +27,22 @@ def block_hashes(
     root: BlockHash, token_ids: Sequence[int], block_size: int, known: Sequence[BlockHash] = ()
 ) -> list[BlockHash]:
     """The hashes of all full blocks of `token_ids`; `known` are the first of them, computed earlier."""
-    hashes = list(known)
-    parent = hashes[-1] if hashes else root
-    tokens = np.asarray(token_ids[len(hashes) * block_size :], dtype="<u4")
-    for start in range(0, len(tokens) - block_size + 1, block_size):
-        parent = BlockHash(sha256(parent + tokens[start : start + block_size].tobytes()).digest())
-        hashes.append(parent)
-    return hashes
+    parent = known[-1] if known else root
+    return [*known, *hash_chain(parent, token_ids[len(known) * block_size :], block_size)]
+
+
+def hash_chain(parent: BlockHash, token_ids: Sequence[int], block_size: int) -> Iterator[BlockHash]:
+    """The same one by one, so that nobody need compute more of them than are looked at."""
+    packed = pack_tokens(token_ids)
+    block_bytes = block_size * _TOKEN_BYTES
+    for start in range(0, len(packed) - block_bytes + 1, block_bytes):
+        parent = BlockHash(sha256(parent + packed[start : start + block_bytes]).digest())
+        yield parent
+
+
+def routing_key(block_hash: BlockHash) -> int:
+    """The first 8 bytes: enough to guess by where a block is, and not to be told by that it is the same."""
+    return int.from_bytes(block_hash[:_ROUTING_BYTES], "little")
 
 
 def transfer_key(transfer_id: str, index: int) -> bytes:

@@ -224,8 +224,7 @@ class BlockTables:
     def _register(self, request: Request, indices: range) -> None:
         self._hash_known_tokens(request)
         for i in indices:
-            parent = request.block_hashes[i - 1] if i else root_hash(self._kv_identity, request.cache_salt)
-            self.cache.register(request.block_table[i], request.block_hashes[i], parent)
+            self.cache.register(request.block_table[i], request.block_hashes[i])
 
     def _end_of_landed(self, request: Request) -> int:
         """Where the landed blocks end that follow the computed tokens without a gap.

@@ -141,6 +141,7 @@ class Engine:
             step_time_s=self._times.step_time_s,
             decode_step_s=self._times.decode_step_s,
             prefill_tokens_per_s=self._times.prefill_tokens_per_s,
+            prefill_speed=self._times.prefill_speed,
             num_preemptions=scheduler.num_preemptions,
             num_swaps=scheduler.preemptions[Way.SWAP],
             num_refetches=scheduler.preemptions[Way.FETCH],

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
-from kvasir.engine.speeds import PrefillSpeed
+from kvasir.common.prefill_speed import PrefillSpeed
 
 _MARGIN = (
     0.5  # another than the last come must be so much cheaper a block: one that came early shall not wait for little

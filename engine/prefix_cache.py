@@ -15,8 +15,7 @@ class PrefixCache:
     def __init__(self) -> None:
         self._block_of: dict[BlockHash, BlockId] = {}
         self._hash_of: dict[BlockId, BlockHash] = {}
-        self._parent_of: dict[BlockHash, BlockHash] = {}
-        self._stored: dict[BlockHash, BlockHash] = {}  # gained since the last `take_events`: hash -> parent
+        self._stored: dict[BlockHash, None] = {}  # gained since the last `take_events`, in order
         self._dropped: dict[BlockHash, None] = {}  # lost since then
 
     def match(self, hashes: Sequence[BlockHash]) -> list[BlockId]:
@@ -29,17 +28,16 @@ class PrefixCache:
             blocks.append(block)
         return blocks
 
-    def register(self, block: BlockId, block_hash: BlockHash, parent: BlockHash) -> None:
+    def register(self, block: BlockId, block_hash: BlockHash) -> None:
         """If another block has this content already, that one is kept: it may be shared by now."""
         if block_hash in self._block_of:
             return
         self._block_of[block_hash] = block
         self._hash_of[block] = block_hash
-        self._parent_of[block_hash] = parent
         if block_hash in self._dropped:
             del self._dropped[block_hash]
         else:
-            self._stored[block_hash] = parent
+            self._stored[block_hash] = None
 
     def forget(self, block: BlockId) -> None:
         """The block's content is lost, or not to be trusted. Fine for one that is not registered."""
@@ -47,7 +45,6 @@ class PrefixCache:
         if block_hash is None:
             return
         del self._block_of[block_hash]
-        del self._parent_of[block_hash]
         if block_hash in self._stored:
             del self._stored[block_hash]
         else:
@@ -56,13 +53,13 @@ class PrefixCache:
     def is_registered(self, block: BlockId) -> bool:
         return block in self._hash_of
 
-    def take_events(self) -> tuple[tuple[tuple[BlockHash, BlockHash], ...], tuple[BlockHash, ...]]:
-        """((hash, parent) gained, hashes lost) since the last call: the net change, so their order does not matter."""
-        stored, dropped = tuple(self._stored.items()), tuple(self._dropped)
+    def take_events(self) -> tuple[tuple[BlockHash, ...], tuple[BlockHash, ...]]:
+        """(gained, lost) since the last call: the net change, so their order does not matter."""
+        stored, dropped = tuple(self._stored), tuple(self._dropped)
         self._stored.clear()
         self._dropped.clear()
         return stored, dropped
 
-    def snapshot(self) -> tuple[tuple[BlockHash, BlockHash], ...]:
-        """All there is now, as (hash, parent)."""
-        return tuple(self._parent_of.items())
+    def snapshot(self) -> tuple[BlockHash, ...]:
+        """All there is now."""
+        return tuple(self._block_of)

@@ -1,21 +1,9 @@
 """How fast this node computes prompts, learnt from its own steps."""
 
-from dataclasses import dataclass
+from kvasir.common.prefill_speed import PrefillSpeed
 
 _KEPT = 0.97  # of a step's weight, when the next one comes
 _MIN_SPREAD = 64.0  # tokens: contexts that differ by less say nothing of what a longer one costs
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillSpeed:
-    """A token costs more the further back it stands, since it attends to all before it."""
-
-    token_s: float
-    position_s: float  # and so much more for each token before it
-
-    def seconds(self, start: int, end: int) -> float:
-        """Of computing the tokens [start, end) of one request."""
-        return (end - start) * (self.token_s + self.position_s * (start + end - 1) / 2)
 
 
 class PrefillMeter:

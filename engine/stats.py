@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from kvasir.engine.speeds import PrefillMeter, PrefillSpeed
+from kvasir.common.prefill_speed import PrefillSpeed
+from kvasir.engine.speeds import PrefillMeter
 
 STEP_TIME_WEIGHT = 0.1  # of the newest step in the moving average
 
@@ -21,6 +22,7 @@ class EngineStats:
     step_time_s: float = 0.0  # moving average over all steps
     decode_step_s: float = 0.0  # moving average over steps without prefill
     prefill_tokens_per_s: float = 0.0  # moving average over steps that were mostly prefill
+    prefill_speed: PrefillSpeed | None = None  # None: no prompt has been computed yet
     num_preemptions: int = 0
     num_swaps: int = 0  # of them, with what was computed kept on the host
     num_refetches: int = 0  # of them, to be fetched again from a store

@@ -147,8 +147,8 @@ class StepResult:
     computed: tuple[ComputedBlocks, ...] = ()
     failed: tuple[Failed, ...] = ()
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
-    stored: tuple[tuple[BlockHash, BlockHash], ...] = ()  # (hash, parent) that the prefix cache gained
-    dropped: tuple[BlockHash, ...] = ()
+    stored: tuple[BlockHash, ...] = ()  # what the prefix cache gained
+    dropped: tuple[BlockHash, ...] = ()  # and lost
 
     @property
     def is_empty(self) -> bool:

@@ -13,7 +13,7 @@ from kvasir.common.errors import (
     ServingError,
 )
 from kvasir.common.grammar import Grammar
-from kvasir.common.hashing import BlockHash
+from kvasir.common.hashing import BlockHash, routing_key
 from kvasir.common.seeds import sequence_seed
 from kvasir.common.tokens import pack_tokens, unpack_tokens
 from kvasir.engine.blocks import KVLayout
@@ -220,20 +220,18 @@ def failure_to_proto(handle: int, error: Exception) -> common_pb2.RequestFailed:
 
 
 def kv_events_to_proto(
-    first_sequence: int,
-    stored: Sequence[tuple[BlockHash, BlockHash]],
-    dropped: Sequence[BlockHash] = (),
-    snapshot: bool = False,
+    sequence: int, stored: Sequence[BlockHash], dropped: Sequence[BlockHash] = (), snapshot: bool = False
 ) -> common_pb2.KVEvents:
     return common_pb2.KVEvents(
-        first_sequence=first_sequence,
+        first_sequence=sequence,
         snapshot=snapshot,
-        stored=[common_pb2.BlockStored(block_hash=block, parent_hash=parent) for block, parent in stored],
-        dropped=list(dropped),
+        stored_keys=map(routing_key, stored),
+        dropped_keys=map(routing_key, dropped),
     )
 
 
-def load_to_proto(stats: EngineStats, num_leased_blocks: int = 0) -> common_pb2.NodeLoad:
+def load_to_proto(stats: EngineStats, num_leased_blocks: int = 0, block_fetch_s: float = 0.0) -> common_pb2.NodeLoad:
+    speed = stats.prefill_speed
     return common_pb2.NodeLoad(
         num_running=stats.num_running + stats.num_loading,
         num_waiting=stats.num_waiting,
@@ -243,6 +241,9 @@ def load_to_proto(stats: EngineStats, num_leased_blocks: int = 0) -> common_pb2.
         num_leased_blocks=num_leased_blocks,
         prefill_tokens_per_s=stats.prefill_tokens_per_s,
         decode_step_s=stats.decode_step_s,
+        prefill_token_s=speed.token_s if speed else 0.0,
+        prefill_position_s=speed.position_s if speed else 0.0,
+        block_fetch_s=block_fetch_s,
     )
 
 

@@ -119,6 +119,12 @@ class Rates:
             self._meters.popitem(last=False)
         return meter
 
+    @property
+    def mean_block_s(self) -> float:
+        """What one block takes to come, by the mean bandwidth of what has been measured; 0: nothing has been."""
+        bandwidths = [rate.bandwidth_bytes_per_s for rate in self.known().values()]
+        return self._how[0] * len(bandwidths) / sum(bandwidths) if bandwidths else 0.0
+
     def known(self) -> dict[str, Rate]:
         return {source: meter.rate for source, meter in self._meters.items() if meter.rate is not None}
 

@@ -38,6 +38,11 @@ class EventLog:
         return not (self._kept or self._pending or self._pending_steps)
 
     @property
+    def is_full(self) -> bool:
+        """Nothing is numbered before some of it is acknowledged."""
+        return len(self._kept) >= self._max_kept
+
+    @property
     def num_kept(self) -> int:
         return len(self._kept)
 
@@ -76,7 +81,7 @@ class EventLog:
 
     def _number_one(self) -> bool:
         """Take one pending event. A step goes before a failure: that is the last word on its request."""
-        if len(self._kept) >= self._max_kept:
+        if self.is_full:
             return False
         if self._pending_steps:
             event = common_pb2.SessionEvent(step=self._pending_steps.popleft().output)

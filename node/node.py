@@ -166,8 +166,7 @@ class Node(ABC, Generic[E]):
         log.info("session %s has ended; %d of its requests are cancelled", session.session_id, num_cancelled)
 
     def _snapshot(self, session: Session, _: Any) -> None:
-        session.kv_feed.ask_snapshot()
-        session.flush_kv_feed()
+        session.tell_all_cached()
 
     def _cancel(self, session: Session, message: common_pb2.CancelRequest) -> None:
         entry = self.in_flight.find(session, message.handle)
@@ -200,7 +199,7 @@ class Node(ABC, Generic[E]):
         if result.stored or result.dropped:
             self.mirror.apply(result.stored, result.dropped)
             for session in self.sessions:
-                session.kv_feed.add(result.stored, result.dropped)
+                session.tell_cached(result.stored, result.dropped)
 
     def _on_admitted(self, admitted: Admitted, outbox: Outbox) -> None:
         entry = self.in_flight.get(admitted.request.request_id)
@@ -241,7 +240,9 @@ class Node(ABC, Generic[E]):
         return common_pb2.Heartbeat(
             engine_step=self.engine.step,
             engine_age_s=self.engine.age_s,
-            load=wire.load_to_proto(self.engine.stats(), self.sender.num_leased_blocks),
+            load=wire.load_to_proto(
+                self.engine.stats(), self.sender.num_leased_blocks, self.receiver.rates.mean_block_s
+            ),
             draining=self.is_draining,
             last_command=session.last_command,
         )

@@ -7,8 +7,9 @@ are `<router>/<anything>`; what stands before the last slash says which ones are
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+from kvasir.common.hashing import BlockHash
 from kvasir.node.event_log import EventLog
 from kvasir.node.kv_feed import KVFeed, KVMirror
 from kvasir.proto import common_pb2
@@ -49,10 +50,20 @@ class Session:
         self.log.add_failed(failed)
         self.changed.set()
 
+    def tell_cached(self, stored: Sequence[BlockHash], dropped: Sequence[BlockHash]) -> None:
+        """What the prefix cache has gained and lost."""
+        self.kv_feed.add(stored, dropped)
+        self.changed.set()
+
+    def tell_all_cached(self) -> None:
+        self.kv_feed.ask_snapshot()
+        self.changed.set()
+
     def flush_kv_feed(self) -> None:
-        for kv_events in self.kv_feed.take():
-            self.log.add_kv_events(kv_events)
-            self.changed.set()
+        """Into the log, unless that is full: then what is to come merges here."""
+        if not self.log.is_full:
+            for kv_events in self.kv_feed.take():
+                self.log.add_kv_events(kv_events)
 
 
 class Sessions:

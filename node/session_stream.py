@@ -10,6 +10,7 @@ from __future__ import annotations  # grpc's classes are generic in their stubs 
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any, Protocol
 
 import grpc
@@ -21,6 +22,7 @@ from kvasir.proto import common_pb2
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
+_KV_EVENTS_EVERY_S = 0.1  # at most: what a step gained and lost is little, and is a message of its own
 MISSED_HEARTBEATS = 3
 _OPEN_TIMEOUT_S = 5.0
 
@@ -110,23 +112,25 @@ class _Stream:
         self.ended_because = "the router closed the stream"
 
     async def _write_all(self) -> None:
-        """Events as they come, and a heartbeat at least every `HEARTBEAT_S`."""
+        """Events as they come, what is cached a little later, and a heartbeat at least every `HEARTBEAT_S`."""
         loop = asyncio.get_running_loop()
-        heartbeat_at_s = loop.time()
+        heartbeat_at_s = kv_events_at_s = loop.time()
         while self._is_current:
             self._session.changed.clear()
+            has_news = self._session.kv_feed.has_news and not self._session.log.is_full
+            if has_news and loop.time() >= kv_events_at_s:
+                self._session.flush_kv_feed()
+                kv_events_at_s = loop.time() + _KV_EVENTS_EVERY_S
+                has_news = False
             while self._is_current and (event := self._session.log.next_event()) is not None:
                 await self._write(event)
             if loop.time() >= heartbeat_at_s:
-                self._session.flush_kv_feed()
                 await self._write(common_pb2.SessionEvent(heartbeat=self._host.heartbeat(self._session)))
                 heartbeat_at_s = loop.time() + HEARTBEAT_S
                 continue
-            try:
-                async with asyncio.timeout(heartbeat_at_s - loop.time()):
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(min(heartbeat_at_s, kv_events_at_s) if has_news else heartbeat_at_s):
                     await self._session.changed.wait()
-            except TimeoutError:
-                continue
         self.ended_because = "ended, or taken over by another stream"
 
     async def _watch(self) -> None:

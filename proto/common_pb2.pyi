@@ -20,6 +20,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _Role:
@@ -706,6 +711,9 @@ class NodeLoad(_message.Message):
     NUM_LEASED_BLOCKS_FIELD_NUMBER: _builtins.int
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     DECODE_STEP_S_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKEN_S_FIELD_NUMBER: _builtins.int
+    PREFILL_POSITION_S_FIELD_NUMBER: _builtins.int
+    BLOCK_FETCH_S_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     num_waiting: _builtins.int
     num_free_blocks: _builtins.int
@@ -717,6 +725,11 @@ class NodeLoad(_message.Message):
     """Blocks pinned for a receiver."""
     prefill_tokens_per_s: _builtins.float
     decode_step_s: _builtins.float
+    prefill_token_s: _builtins.float
+    """How long a prompt's tokens take here: each so much, and so much more for each token before it. 0: not measured."""
+    prefill_position_s: _builtins.float
+    block_fetch_s: _builtins.float
+    """How long one block takes to come from elsewhere. 0: not measured."""
     def __init__(
         self,
         *,
@@ -728,10 +741,13 @@ class NodeLoad(_message.Message):
         num_leased_blocks: _builtins.int = ...,
         prefill_tokens_per_s: _builtins.float = ...,
         decode_step_s: _builtins.float = ...,
+        prefill_token_s: _builtins.float = ...,
+        prefill_position_s: _builtins.float = ...,
+        block_fetch_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_s", b"decode_step_s", "num_free_blocks", b"num_free_blocks", "num_leased_blocks", b"num_leased_blocks", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_total_blocks", b"num_total_blocks", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_fetch_s", b"block_fetch_s", "decode_step_s", b"decode_step_s", "num_free_blocks", b"num_free_blocks", "num_leased_blocks", b"num_leased_blocks", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_total_blocks", b"num_total_blocks", "num_waiting", b"num_waiting", "prefill_position_s", b"prefill_position_s", "prefill_token_s", b"prefill_token_s", "prefill_tokens_per_s", b"prefill_tokens_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -797,7 +813,9 @@ Global___BlockStored: _TypeAlias = BlockStored  # noqa: Y015
 
 @_typing.final
 class KVEvents(_message.Message):
-    """What the prefix cache gained and lost. Numbered on its own; a gap asks for a snapshot."""
+    """What the prefix cache gained and lost: dropped first, stored then. Numbered on its own; a gap asks for a snapshot.
+    A block is named by the first 8 bytes of its hash, little-endian: enough to guess by where a prompt is held.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -805,13 +823,23 @@ class KVEvents(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
+    STORED_KEYS_FIELD_NUMBER: _builtins.int
+    DROPPED_KEYS_FIELD_NUMBER: _builtins.int
     first_sequence: _builtins.int
     snapshot: _builtins.bool
-    """True: `stored` is all there is, whatever was known before."""
+    """True: whatever was known before does not hold. What is stored follows, here and in the messages behind it."""
     @_builtins.property
-    def stored(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockStored]: ...
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def stored(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockStored]:
+        """Whole hashes; not written any more."""
+
     @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def dropped(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def stored_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def dropped_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -819,10 +847,12 @@ class KVEvents(_message.Message):
         snapshot: _builtins.bool = ...,
         stored: _abc.Iterable[Global___BlockStored] | None = ...,
         dropped: _abc.Iterable[_builtins.bytes] | None = ...,
+        stored_keys: _abc.Iterable[_builtins.int] | None = ...,
+        dropped_keys: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "first_sequence", b"first_sequence", "snapshot", b"snapshot", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "dropped_keys", b"dropped_keys", "first_sequence", b"first_sequence", "snapshot", b"snapshot", "stored", b"stored", "stored_keys", b"stored_keys"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

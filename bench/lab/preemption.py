@@ -14,6 +14,7 @@ from pathlib import Path
 
 from kvasir.bench.lab.kv_report import Quiet, machine
 from kvasir.cli.model import prepare_builtin_model
+from kvasir.common.prefill_speed import PrefillSpeed
 from kvasir.engine.blocks import BlockId
 from kvasir.engine.engine import Engine
 from kvasir.engine.factory import build_engine
@@ -23,7 +24,6 @@ from kvasir.engine.preemption import Choice, Loss, Rates, Way, choose_way
 from kvasir.engine.request import Request, RequestId
 from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.settings import EngineSettings
-from kvasir.engine.speeds import PrefillSpeed
 from kvasir.engine.swap_space import HostBlock, SwapSpace
 
 _BLOCK_SIZE = 16

@@ -59,23 +59,23 @@ def test_the_invariant_sees_a_lost_and_a_surplus_reference() -> None:
             pool.check_invariant(wrong)
 
 
-A, B, C, ROOT = (BlockHash(name) for name in (b"a", b"b", b"c", b"root"))
+A, B, C = (BlockHash(name) for name in (b"a", b"b", b"c"))
 
 
 def test_a_match_ends_at_the_first_gap() -> None:
     cache = PrefixCache()
-    cache.register(BlockId(1), A, ROOT)
-    cache.register(BlockId(3), C, B)
+    cache.register(BlockId(1), A)
+    cache.register(BlockId(3), C)
     assert cache.match([A, B, C]) == [1]
-    cache.register(BlockId(2), B, A)
+    cache.register(BlockId(2), B)
     assert cache.match([A, B, C]) == [1, 2, 3]
 
 
 def test_the_first_block_of_a_content_is_kept() -> None:
     """Two requests may compute the same block side by side; the one that is shared already must stay."""
     cache = PrefixCache()
-    cache.register(BlockId(1), A, ROOT)
-    cache.register(BlockId(2), A, ROOT)
+    cache.register(BlockId(1), A)
+    cache.register(BlockId(2), A)
     cache.forget(BlockId(2))
     assert cache.match([A]) == [1]
     assert not cache.is_registered(BlockId(2))
@@ -83,14 +83,14 @@ def test_the_first_block_of_a_content_is_kept() -> None:
 
 def test_events_are_the_net_change() -> None:
     cache = PrefixCache()
-    cache.register(BlockId(1), A, ROOT)
-    cache.register(BlockId(2), B, A)
-    assert cache.take_events() == (((A, ROOT), (B, A)), ())
+    cache.register(BlockId(1), A)
+    cache.register(BlockId(2), B)
+    assert cache.take_events() == ((A, B), ())
     cache.forget(BlockId(1))  # lost, and stored again in another block: nothing has changed for others
-    cache.register(BlockId(3), A, ROOT)
-    cache.register(BlockId(4), C, B)  # stored, and lost at once
+    cache.register(BlockId(3), A)
+    cache.register(BlockId(4), C)  # stored, and lost at once
     cache.forget(BlockId(4))
     cache.forget(BlockId(2))
     assert cache.take_events() == ((), (B,))
     assert cache.take_events() == ((), ())
-    assert cache.snapshot() == ((A, ROOT),)
+    assert cache.snapshot() == (A,)

@@ -239,11 +239,12 @@ def test_steps_and_stats_are_observable() -> None:
 
 def test_stored_and_dropped_tell_what_the_cache_holds() -> None:
     engine = make_engine(num_blocks=6)
-    known: dict[bytes, bytes] = {}
+    known: set[bytes] = set()
     for i in range(6):
         for result in run(engine, make_request(f"r{i}", list(range(i, i + 9)), 6)):
-            for block_hash in result.dropped:
-                del known[block_hash]
+            assert known.issuperset(result.dropped)
+            known.difference_update(result.dropped)
+            assert known.isdisjoint(result.stored)
             known.update(result.stored)
-    assert known == dict(engine.scheduler.tables.cache.snapshot())
+    assert known == set(engine.scheduler.tables.cache.snapshot())
     assert known

@@ -2,8 +2,9 @@
 
 import pytest
 
+from kvasir.common.prefill_speed import PrefillSpeed
 from kvasir.engine.preemption import Choice, Loss, Rates, Way, choose_victim, choose_way
-from kvasir.engine.speeds import PrefillMeter, PrefillSpeed
+from kvasir.engine.speeds import PrefillMeter
 
 BLOCK_SIZE = 16
 

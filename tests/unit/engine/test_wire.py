@@ -8,6 +8,7 @@ from kvasir.common import errors
 from kvasir.common.errors import InvalidRequest, ServingError
 from kvasir.common.grammar import Grammar
 from kvasir.common.hashing import BlockHash
+from kvasir.common.prefill_speed import PrefillSpeed
 from kvasir.common.tokens import pack_tokens, unpack_tokens
 from kvasir.engine.blocks import KVLayout
 from kvasir.engine.limits import Limits
@@ -160,8 +161,11 @@ def test_admission_load_events_and_description() -> None:
     assert (admitted.handle, admitted.num_cached_tokens, admitted.num_fetched_tokens) == (7, 16, 32)
     load = load_to_proto(EngineStats(num_running=1, num_loading=2, num_free_blocks=3, num_total_blocks=4), 1)
     assert (load.num_running, load.num_free_blocks, load.num_total_blocks, load.num_leased_blocks) == (3, 3, 4, 1)
-    events = kv_events_to_proto(9, [(BlockHash(b"b"), BlockHash(b"a"))], [BlockHash(b"c")])
-    assert (events.first_sequence, events.stored[0].parent_hash, list(events.dropped)) == (9, b"a", [b"c"])
+    assert (load.prefill_token_s, load.block_fetch_s) == (0, 0), "not measured"
+    load = load_to_proto(EngineStats(prefill_speed=PrefillSpeed(0.5, 0.25)), block_fetch_s=0.125)
+    assert (load.prefill_token_s, load.prefill_position_s, load.block_fetch_s) == (0.5, 0.25, 0.125)
+    events = kv_events_to_proto(9, [BlockHash(b"\x01" + bytes(31))], [BlockHash(bytes(7) + b"\x80" + b"x" * 24)])
+    assert (events.first_sequence, list(events.stored_keys), list(events.dropped_keys)) == (9, [1], [1 << 63])
     description = description_to_proto(
         common_pb2.ROLE_PREFILL,
         Limits(block_size=16, num_blocks=50, max_num_batched_tokens=512, max_num_seqs=8, max_model_len=2048),

@@ -212,6 +212,5 @@ async def test_a_snapshot_comes_as_soon_as_it_is_asked_for() -> None:
         client = connect()
         await client.open("router-a/1")
         session = host.only_session()
-        session.kv_feed.ask_snapshot()
-        session.flush_kv_feed()
+        session.tell_all_cached()
         assert (await client.read_numbered()).kv_events.snapshot

@@ -2,8 +2,9 @@ import asyncio
 
 import pytest
 
-from kvasir.common.hashing import BlockHash
+from kvasir.common.hashing import BlockHash, routing_key
 from kvasir.node import kv_feed
+from kvasir.node.event_log import EventLog
 from kvasir.node.kv_feed import KVFeed, KVMirror
 from kvasir.node.session import GRACE_S, Session, Sessions
 from kvasir.proto import common_pb2
@@ -105,23 +106,31 @@ async def test_telling_wakes_the_writer() -> None:
         await waiting
 
 
-def name(text: str) -> BlockHash:
-    return BlockHash(text.encode())
+def names(*texts: str) -> list[BlockHash]:
+    """Of eight bytes and more, as those of real blocks."""
+    return [BlockHash(text.encode().ljust(8)) for text in texts]
+
+
+def keys(*texts: str) -> set[int]:
+    return set(map(routing_key, names(*texts)))
 
 
 def test_kv_changes_gather_and_the_later_one_counts() -> None:
     mirror = KVMirror()
     feed = KVFeed(mirror)
+    assert not feed.has_news
     for stored, dropped in ((["a", "b"], []), ([], ["a", "x"]), (["x"], [])):
-        changes = ([(name(one), name("root")) for one in stored], [name(one) for one in dropped])
+        changes = names(*stored), names(*dropped)
         mirror.apply(*changes)
         feed.add(*changes)
+    assert feed.has_news
     (events,) = feed.take()
-    assert {block.block_hash for block in events.stored} == {b"b", b"x"}
-    assert set(events.dropped) == {b"a"}
+    assert set(events.stored_keys) == keys("b", "x")
+    assert set(events.dropped_keys) == keys("a")
     assert (events.first_sequence, events.snapshot) == (1, False)
     assert feed.take() == []
-    assert mirror.num_leading([name("b"), name("x"), name("a")]) == 2
+    assert not feed.has_news
+    assert mirror.num_leading(names("b", "x", "a")) == 2
 
 
 def test_a_snapshot_is_all_there_is_even_if_that_is_nothing() -> None:
@@ -130,24 +139,34 @@ def test_a_snapshot_is_all_there_is_even_if_that_is_nothing() -> None:
     feed.ask_snapshot()
     (empty,) = feed.take()
     assert empty.snapshot
-    assert not empty.stored
-    mirror.apply([(name("a"), name("root"))], [])
-    feed.add([(name("a"), name("root"))], [])
+    assert not empty.stored_keys
+    mirror.apply(names("a"), [])
+    feed.add(names("a"), [])
     feed.ask_snapshot()
     (events,) = feed.take()
     assert events.snapshot
-    assert [block.block_hash for block in events.stored] == [b"a"]
+    assert set(events.stored_keys) == keys("a")
     assert events.first_sequence == 2
+
+
+def test_a_session_that_finds_something_cached_begins_with_a_snapshot() -> None:
+    mirror = KVMirror()
+    mirror.apply(names("a", "b"), [])
+    feed = KVFeed(mirror)
+    mirror.apply(names("c"), names("a"))
+    feed.add(names("c"), names("a"))
+    (events,) = feed.take()
+    assert events.snapshot
+    assert set(events.stored_keys) == keys("b", "c")
+    assert not events.dropped_keys
 
 
 def test_a_large_snapshot_goes_in_pieces_and_only_the_first_clears(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_feed, "_MAX_ENTRIES", 100)
     mirror = KVMirror()
-    mirror.apply([(name(str(i)), name("root")) for i in range(250)], [])
-    feed = KVFeed(mirror)
-    feed.ask_snapshot()
-    messages = feed.take()
-    assert [(one.first_sequence, one.snapshot, len(one.stored)) for one in messages] == [
+    mirror.apply(names(*map(str, range(250))), [])
+    messages = KVFeed(mirror).take()
+    assert [(one.first_sequence, one.snapshot, len(one.stored_keys)) for one in messages] == [
         (1, True, 100),
         (2, False, 100),
         (3, False, 50),
@@ -160,9 +179,29 @@ def test_so_many_changes_that_the_whole_is_shorter_become_a_snapshot(monkeypatch
     mirror = KVMirror()
     feed = KVFeed(mirror)
     for number in range(300):
-        changes = ([(name(str(number)), name("root"))], [name(str(number - 10))])
+        changes = names(str(number)), names(str(number - 10))
         mirror.apply(*changes)
         feed.add(*changes)
     (events,) = feed.take()
     assert events.snapshot
-    assert len(events.stored) == 10
+    assert len(events.stored_keys) == 10
+
+
+def test_while_a_log_is_full_changes_wait_and_merge() -> None:
+    """A router that acknowledges nothing: its log grows no further, and what it hears then is what holds by then."""
+    mirror = KVMirror()
+    session = Session("router/1", mirror)
+    session.log = EventLog(max_kept=3)
+    for number in range(1000):
+        changes = names(str(number)), names(str(number - 1))
+        mirror.apply(*changes)
+        session.tell_cached(*changes)
+        session.flush_kv_feed()
+        session.log.next_event()
+    assert session.log.num_kept == 3
+    session.log.acknowledge(3)
+    session.flush_kv_feed()
+    event = session.log.next_event()
+    assert event is not None
+    assert set(event.kv_events.stored_keys) == keys("999")
+    assert session.log.next_event() is None

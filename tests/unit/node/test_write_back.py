@@ -84,7 +84,7 @@ async def test_what_is_not_exact_is_never_written(tmp_path: Path, monkeypatch: p
         await decoder.until(lambda: has_written(decoder))
         metrics = decoder.node.transfer_metrics
         assert (metrics.blocks_inexact, metrics.blocks_stored, metrics.blocks_already_stored) == (4, 0, 0)
-        assert not decoder.node.mirror.parents, "nor is it in the prefix cache"
+        assert not decoder.node.mirror.hashes, "nor is it in the prefix cache"
 
 
 async def test_a_store_that_hangs_holds_up_no_token_and_few_blocks(

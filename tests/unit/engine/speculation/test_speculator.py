@@ -134,7 +134,7 @@ def test_what_was_wrong_is_found_by_nobody() -> None:
             assert list(runner_of(engine).kv[block]) == values[4 * i : 4 * i + 4]
         engine.release_blocks(report.block_ids)
     assert engine.stats().num_free_blocks == 64
-    assert {one for one, _ in engine.scheduler.tables.cache.snapshot()} == set(hashes)
+    assert set(engine.scheduler.tables.cache.snapshot()) == set(hashes)
 
 
 def run_to_end(engine: Engine, request: Request) -> list[StepResult]:
