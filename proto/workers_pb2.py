@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1akvasir/proto/workers.proto\x12\tkvasir.v1\")\n\x06\x42udget\x12\x10\n\x08\x63\x61pacity\x18\x01 \x01(\x01\x12\r\n\x05per_s\x18\x02 \x01(\x01\"T\n\x11TakeBudgetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x06\x62udget\x18\x02 \x01(\x0b\x32\x11.kvasir.v1.Budget\x12\x0e\n\x06\x61mount\x18\x03 \x01(\x01\"F\n\x12TakeBudgetResponse\x12\x12\n\nis_allowed\x18\x01 \x01(\x08\x12\x0c\n\x04left\x18\x02 \x01(\x01\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"V\n\x13\x43hargeBudgetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x06\x62udget\x18\x02 \x01(\x0b\x32\x11.kvasir.v1.Budget\x12\x0e\n\x06\x61mount\x18\x03 \x01(\x01\"\x16\n\x14\x43hargeBudgetResponse\"c\n\x10\x45nterRoomRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06member\x18\x02 \x01(\t\x12\x12\n\nnum_places\x18\x03 \x01(\r\x12\r\n\x05ttl_s\x18\x04 \x01(\x01\x12\x0e\n\x06worker\x18\x05 \x01(\r\"(\n\x11\x45nterRoomResponse\x12\x13\n\x0bhas_entered\x18\x01 \x01(\x08\"@\n\x10LeaveRoomRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06member\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\r\"\x13\n\x11LeaveRoomResponse\"6\n\x10GetStoredRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x13\n\x0bresponse_id\x18\x02 \x01(\t\"5\n\x11GetStoredResponse\x12\x14\n\x07\x63ontent\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x42\n\n\x08_content\"G\n\x10PutStoredRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x13\n\x0bresponse_id\x18\x02 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c\"\x13\n\x11PutStoredResponse\"9\n\x13\x44\x65leteStoredRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x13\n\x0bresponse_id\x18\x02 \x01(\t\")\n\x14\x44\x65leteStoredResponse\x12\x11\n\twas_there\x18\x01 \x01(\x08\"\xb0\x01\n\nStreamHead\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x03\x12\x16\n\ttimeout_s\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07grace_s\x18\x05 \x01(\x01\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x08 \x01(\x0c\x42\x0c\n\n_timeout_s\",\n\x0cStreamTokens\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04line\x18\x02 \x01(\x0c\"\xb7\x01\n\nStreamNote\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x13\n\x0bresponse_id\x18\x02 \x01(\t\x12&\n\x05\x62\x65gun\x18\x03 \x01(\x0b\x32\x15.kvasir.v1.StreamHeadH\x00\x12)\n\x06tokens\x18\x04 \x01(\x0b\x32\x17.kvasir.v1.StreamTokensH\x00\x12\x11\n\x07is_over\x18\x05 \x01(\x08H\x00\x12\x17\n\ris_given_back\x18\x06 \x01(\x08H\x00\x42\x06\n\x04note\"J\n\x12NoteStreamsRequest\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12$\n\x05notes\x18\x02 \x03(\x0b\x32\x15.kvasir.v1.StreamNote\"\x15\n\x13NoteStreamsResponse\"Y\n\x11TakeStreamRequest\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x13\n\x0bresponse_id\x18\x03 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\"g\n\x12TakeStreamResponse\x12(\n\x04head\x18\x01 \x01(\x0b\x32\x15.kvasir.v1.StreamHeadH\x00\x88\x01\x01\x12\r\n\x05lines\x18\x02 \x01(\x0c\x12\x0f\n\x07is_held\x18\x03 \x01(\x08\x42\x07\n\x05_head\"B\n\rGatherRequest\x12\x1f\n\x05topic\x18\x01 \x01(\x0e\x32\x10.kvasir.v1.Topic\x12\x10\n\x08\x61rgument\x18\x02 \x01(\t\"\"\n\x0eGatherResponse\x12\x10\n\x08\x63ontents\x18\x01 \x03(\x0c\"\x15\n\x13TotalMetricsRequest\"\'\n\x14TotalMetricsResponse\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\"@\n\x0bTellRequest\x12\x1f\n\x05topic\x18\x01 \x01(\x0e\x32\x10.kvasir.v1.Topic\x12\x10\n\x08\x61rgument\x18\x02 \x01(\t\"\x1f\n\x0cTellResponse\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\"5\n\rResumeRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x15\n\rlast_event_id\x18\x02 \x01(\t\"\x1f\n\x0eResumeResponse\x12\r\n\x05\x65vent\x18\x01 \x01(\x0c*e\n\x05Topic\x12\x15\n\x11TOPIC_UNSPECIFIED\x10\x00\x12\x0f\n\x0bTOPIC_READY\x10\x01\x12\x0e\n\nTOPIC_LOAD\x10\x02\x12\x11\n\rTOPIC_METRICS\x10\x03\x12\x11\n\rTOPIC_CLUSTER\x10\x04\x32\xc9\x06\n\x11WorkersHubService\x12I\n\nTakeBudget\x12\x1c.kvasir.v1.TakeBudgetRequest\x1a\x1d.kvasir.v1.TakeBudgetResponse\x12O\n\x0c\x43hargeBudget\x12\x1e.kvasir.v1.ChargeBudgetRequest\x1a\x1f.kvasir.v1.ChargeBudgetResponse\x12\x46\n\tEnterRoom\x12\x1b.kvasir.v1.EnterRoomRequest\x1a\x1c.kvasir.v1.EnterRoomResponse\x12\x46\n\tLeaveRoom\x12\x1b.kvasir.v1.LeaveRoomRequest\x1a\x1c.kvasir.v1.LeaveRoomResponse\x12\x46\n\tGetStored\x12\x1b.kvasir.v1.GetStoredRequest\x1a\x1c.kvasir.v1.GetStoredResponse\x12\x46\n\tPutStored\x12\x1b.kvasir.v1.PutStoredRequest\x1a\x1c.kvasir.v1.PutStoredResponse\x12O\n\x0c\x44\x65leteStored\x12\x1e.kvasir.v1.DeleteStoredRequest\x1a\x1f.kvasir.v1.DeleteStoredResponse\x12L\n\x0bNoteStreams\x12\x1d.kvasir.v1.NoteStreamsRequest\x1a\x1e.kvasir.v1.NoteStreamsResponse\x12I\n\nTakeStream\x12\x1c.kvasir.v1.TakeStreamRequest\x1a\x1d.kvasir.v1.TakeStreamResponse\x12=\n\x06Gather\x12\x18.kvasir.v1.GatherRequest\x1a\x19.kvasir.v1.GatherResponse\x12O\n\x0cTotalMetrics\x12\x1e.kvasir.v1.TotalMetricsRequest\x1a\x1f.kvasir.v1.TotalMetricsResponse2\x89\x01\n\rWorkerService\x12\x37\n\x04Tell\x12\x16.kvasir.v1.TellRequest\x1a\x17.kvasir.v1.TellResponse\x12?\n\x06Resume\x12\x18.kvasir.v1.ResumeRequest\x1a\x19.kvasir.v1.ResumeResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1akvasir/proto/workers.proto\x12\tkvasir.v1\")\n\x06\x42udget\x12\x10\n\x08\x63\x61pacity\x18\x01 \x01(\x01\x12\r\n\x05per_s\x18\x02 \x01(\x01\"T\n\x11TakeBudgetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x06\x62udget\x18\x02 \x01(\x0b\x32\x11.kvasir.v1.Budget\x12\x0e\n\x06\x61mount\x18\x03 \x01(\x01\"F\n\x12TakeBudgetResponse\x12\x12\n\nis_allowed\x18\x01 \x01(\x08\x12\x0c\n\x04left\x18\x02 \x01(\x01\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"V\n\x13\x43hargeBudgetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x06\x62udget\x18\x02 \x01(\x0b\x32\x11.kvasir.v1.Budget\x12\x0e\n\x06\x61mount\x18\x03 \x01(\x01\"\x16\n\x14\x43hargeBudgetResponse\"c\n\x10\x45nterRoomRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06member\x18\x02 \x01(\t\x12\x12\n\nnum_places\x18\x03 \x01(\r\x12\r\n\x05ttl_s\x18\x04 \x01(\x01\x12\x0e\n\x06worker\x18\x05 \x01(\r\"(\n\x11\x45nterRoomResponse\x12\x13\n\x0bhas_entered\x18\x01 \x01(\x08\"@\n\x10LeaveRoomRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06member\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\r\"\x13\n\x11LeaveRoomResponse\"6\n\x10GetStoredRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x13\n\x0bresponse_id\x18\x02 \x01(\t\"5\n\x11GetStoredResponse\x12\x14\n\x07\x63ontent\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x42\n\n\x08_content\"G\n\x10PutStoredRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x13\n\x0bresponse_id\x18\x02 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c\"\x13\n\x11PutStoredResponse\"9\n\x13\x44\x65leteStoredRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x13\n\x0bresponse_id\x18\x02 \x01(\t\")\n\x14\x44\x65leteStoredResponse\x12\x11\n\twas_there\x18\x01 \x01(\x08\"\xe2\x01\n\nStreamHead\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x03\x12\x16\n\ttimeout_s\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07grace_s\x18\x05 \x01(\x01\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x08 \x01(\x0c\x12\x30\n\x0f\x66urther_prompts\x18\t \x03(\x0b\x32\x17.kvasir.v1.StreamPromptB\x0c\n\n_timeout_s\"J\n\x0cStreamPrompt\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x03 \x01(\x0c\",\n\x0cStreamTokens\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04line\x18\x02 \x01(\x0c\"\xb7\x01\n\nStreamNote\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x13\n\x0bresponse_id\x18\x02 \x01(\t\x12&\n\x05\x62\x65gun\x18\x03 \x01(\x0b\x32\x15.kvasir.v1.StreamHeadH\x00\x12)\n\x06tokens\x18\x04 \x01(\x0b\x32\x17.kvasir.v1.StreamTokensH\x00\x12\x11\n\x07is_over\x18\x05 \x01(\x08H\x00\x12\x17\n\ris_given_back\x18\x06 \x01(\x08H\x00\x42\x06\n\x04note\"J\n\x12NoteStreamsRequest\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12$\n\x05notes\x18\x02 \x03(\x0b\x32\x15.kvasir.v1.StreamNote\"\x15\n\x13NoteStreamsResponse\"Y\n\x11TakeStreamRequest\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x13\n\x0bresponse_id\x18\x03 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\"g\n\x12TakeStreamResponse\x12(\n\x04head\x18\x01 \x01(\x0b\x32\x15.kvasir.v1.StreamHeadH\x00\x88\x01\x01\x12\r\n\x05lines\x18\x02 \x01(\x0c\x12\x0f\n\x07is_held\x18\x03 \x01(\x08\x42\x07\n\x05_head\"B\n\rGatherRequest\x12\x1f\n\x05topic\x18\x01 \x01(\x0e\x32\x10.kvasir.v1.Topic\x12\x10\n\x08\x61rgument\x18\x02 \x01(\t\"\"\n\x0eGatherResponse\x12\x10\n\x08\x63ontents\x18\x01 \x03(\x0c\"\x15\n\x13TotalMetricsRequest\"\'\n\x14TotalMetricsResponse\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\"@\n\x0bTellRequest\x12\x1f\n\x05topic\x18\x01 \x01(\x0e\x32\x10.kvasir.v1.Topic\x12\x10\n\x08\x61rgument\x18\x02 \x01(\t\"\x1f\n\x0cTellResponse\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\"5\n\rResumeRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x15\n\rlast_event_id\x18\x02 \x01(\t\"\x1f\n\x0eResumeResponse\x12\r\n\x05\x65vent\x18\x01 \x01(\x0c*e\n\x05Topic\x12\x15\n\x11TOPIC_UNSPECIFIED\x10\x00\x12\x0f\n\x0bTOPIC_READY\x10\x01\x12\x0e\n\nTOPIC_LOAD\x10\x02\x12\x11\n\rTOPIC_METRICS\x10\x03\x12\x11\n\rTOPIC_CLUSTER\x10\x04\x32\xc9\x06\n\x11WorkersHubService\x12I\n\nTakeBudget\x12\x1c.kvasir.v1.TakeBudgetRequest\x1a\x1d.kvasir.v1.TakeBudgetResponse\x12O\n\x0c\x43hargeBudget\x12\x1e.kvasir.v1.ChargeBudgetRequest\x1a\x1f.kvasir.v1.ChargeBudgetResponse\x12\x46\n\tEnterRoom\x12\x1b.kvasir.v1.EnterRoomRequest\x1a\x1c.kvasir.v1.EnterRoomResponse\x12\x46\n\tLeaveRoom\x12\x1b.kvasir.v1.LeaveRoomRequest\x1a\x1c.kvasir.v1.LeaveRoomResponse\x12\x46\n\tGetStored\x12\x1b.kvasir.v1.GetStoredRequest\x1a\x1c.kvasir.v1.GetStoredResponse\x12\x46\n\tPutStored\x12\x1b.kvasir.v1.PutStoredRequest\x1a\x1c.kvasir.v1.PutStoredResponse\x12O\n\x0c\x44\x65leteStored\x12\x1e.kvasir.v1.DeleteStoredRequest\x1a\x1f.kvasir.v1.DeleteStoredResponse\x12L\n\x0bNoteStreams\x12\x1d.kvasir.v1.NoteStreamsRequest\x1a\x1e.kvasir.v1.NoteStreamsResponse\x12I\n\nTakeStream\x12\x1c.kvasir.v1.TakeStreamRequest\x1a\x1d.kvasir.v1.TakeStreamResponse\x12=\n\x06Gather\x12\x18.kvasir.v1.GatherRequest\x1a\x19.kvasir.v1.GatherResponse\x12O\n\x0cTotalMetrics\x12\x1e.kvasir.v1.TotalMetricsRequest\x1a\x1f.kvasir.v1.TotalMetricsResponse2\x89\x01\n\rWorkerService\x12\x37\n\x04Tell\x12\x16.kvasir.v1.TellRequest\x1a\x17.kvasir.v1.TellResponse\x12?\n\x06Resume\x12\x18.kvasir.v1.ResumeRequest\x1a\x19.kvasir.v1.ResumeResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvasir.proto.workers_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOPIC']._serialized_start=1952
-  _globals['_TOPIC']._serialized_end=2053
+  _globals['_TOPIC']._serialized_start=2078
+  _globals['_TOPIC']._serialized_end=2179
   _globals['_BUDGET']._serialized_start=41
   _globals['_BUDGET']._serialized_end=82
   _globals['_TAKEBUDGETREQUEST']._serialized_start=84
@@ -64,37 +64,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DELETESTOREDRESPONSE']._serialized_start=848
   _globals['_DELETESTOREDRESPONSE']._serialized_end=889
   _globals['_STREAMHEAD']._serialized_start=892
-  _globals['_STREAMHEAD']._serialized_end=1068
-  _globals['_STREAMTOKENS']._serialized_start=1070
-  _globals['_STREAMTOKENS']._serialized_end=1114
-  _globals['_STREAMNOTE']._serialized_start=1117
-  _globals['_STREAMNOTE']._serialized_end=1300
-  _globals['_NOTESTREAMSREQUEST']._serialized_start=1302
-  _globals['_NOTESTREAMSREQUEST']._serialized_end=1376
-  _globals['_NOTESTREAMSRESPONSE']._serialized_start=1378
-  _globals['_NOTESTREAMSRESPONSE']._serialized_end=1399
-  _globals['_TAKESTREAMREQUEST']._serialized_start=1401
-  _globals['_TAKESTREAMREQUEST']._serialized_end=1490
-  _globals['_TAKESTREAMRESPONSE']._serialized_start=1492
-  _globals['_TAKESTREAMRESPONSE']._serialized_end=1595
-  _globals['_GATHERREQUEST']._serialized_start=1597
-  _globals['_GATHERREQUEST']._serialized_end=1663
-  _globals['_GATHERRESPONSE']._serialized_start=1665
-  _globals['_GATHERRESPONSE']._serialized_end=1699
-  _globals['_TOTALMETRICSREQUEST']._serialized_start=1701
-  _globals['_TOTALMETRICSREQUEST']._serialized_end=1722
-  _globals['_TOTALMETRICSRESPONSE']._serialized_start=1724
-  _globals['_TOTALMETRICSRESPONSE']._serialized_end=1763
-  _globals['_TELLREQUEST']._serialized_start=1765
-  _globals['_TELLREQUEST']._serialized_end=1829
-  _globals['_TELLRESPONSE']._serialized_start=1831
-  _globals['_TELLRESPONSE']._serialized_end=1862
-  _globals['_RESUMEREQUEST']._serialized_start=1864
-  _globals['_RESUMEREQUEST']._serialized_end=1917
-  _globals['_RESUMERESPONSE']._serialized_start=1919
-  _globals['_RESUMERESPONSE']._serialized_end=1950
-  _globals['_WORKERSHUBSERVICE']._serialized_start=2056
-  _globals['_WORKERSHUBSERVICE']._serialized_end=2897
-  _globals['_WORKERSERVICE']._serialized_start=2900
-  _globals['_WORKERSERVICE']._serialized_end=3037
+  _globals['_STREAMHEAD']._serialized_end=1118
+  _globals['_STREAMPROMPT']._serialized_start=1120
+  _globals['_STREAMPROMPT']._serialized_end=1194
+  _globals['_STREAMTOKENS']._serialized_start=1196
+  _globals['_STREAMTOKENS']._serialized_end=1240
+  _globals['_STREAMNOTE']._serialized_start=1243
+  _globals['_STREAMNOTE']._serialized_end=1426
+  _globals['_NOTESTREAMSREQUEST']._serialized_start=1428
+  _globals['_NOTESTREAMSREQUEST']._serialized_end=1502
+  _globals['_NOTESTREAMSRESPONSE']._serialized_start=1504
+  _globals['_NOTESTREAMSRESPONSE']._serialized_end=1525
+  _globals['_TAKESTREAMREQUEST']._serialized_start=1527
+  _globals['_TAKESTREAMREQUEST']._serialized_end=1616
+  _globals['_TAKESTREAMRESPONSE']._serialized_start=1618
+  _globals['_TAKESTREAMRESPONSE']._serialized_end=1721
+  _globals['_GATHERREQUEST']._serialized_start=1723
+  _globals['_GATHERREQUEST']._serialized_end=1789
+  _globals['_GATHERRESPONSE']._serialized_start=1791
+  _globals['_GATHERRESPONSE']._serialized_end=1825
+  _globals['_TOTALMETRICSREQUEST']._serialized_start=1827
+  _globals['_TOTALMETRICSREQUEST']._serialized_end=1848
+  _globals['_TOTALMETRICSRESPONSE']._serialized_start=1850
+  _globals['_TOTALMETRICSRESPONSE']._serialized_end=1889
+  _globals['_TELLREQUEST']._serialized_start=1891
+  _globals['_TELLREQUEST']._serialized_end=1955
+  _globals['_TELLRESPONSE']._serialized_start=1957
+  _globals['_TELLRESPONSE']._serialized_end=1988
+  _globals['_RESUMEREQUEST']._serialized_start=1990
+  _globals['_RESUMEREQUEST']._serialized_end=2043
+  _globals['_RESUMERESPONSE']._serialized_start=2045
+  _globals['_RESUMERESPONSE']._serialized_end=2076
+  _globals['_WORKERSHUBSERVICE']._serialized_start=2182
+  _globals['_WORKERSHUBSERVICE']._serialized_end=3023
+  _globals['_WORKERSERVICE']._serialized_start=3026
+  _globals['_WORKERSERVICE']._serialized_end=3163
 # @@protoc_insertion_point(module_scope)

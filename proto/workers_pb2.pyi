@@ -393,6 +393,7 @@ class StreamHead(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    FURTHER_PROMPTS_FIELD_NUMBER: _builtins.int
     endpoint: _builtins.str
     body: _builtins.bytes
     """As the client sent it."""
@@ -401,9 +402,11 @@ class StreamHead(_message.Message):
     """Of the whole answer, from `created` on."""
     grace_s: _builtins.float
     seed: _builtins.int
-    """Of the request as nodes were asked."""
+    """Of the request as nodes were asked; of several prompts, the first one's."""
     max_tokens: _builtins.int
     prompt_token_ids: _builtins.bytes
+    @_builtins.property
+    def further_prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamPrompt]: ...
     def __init__(
         self,
         *,
@@ -415,16 +418,42 @@ class StreamHead(_message.Message):
         seed: _builtins.int = ...,
         max_tokens: _builtins.int = ...,
         prompt_token_ids: _builtins.bytes = ...,
+        further_prompts: _abc.Iterable[Global___StreamPrompt] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "timeout_s", b"timeout_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "body", b"body", "created", b"created", "endpoint", b"endpoint", "grace_s", b"grace_s", "max_tokens", b"max_tokens", "prompt_token_ids", b"prompt_token_ids", "seed", b"seed", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "body", b"body", "created", b"created", "endpoint", b"endpoint", "further_prompts", b"further_prompts", "grace_s", b"grace_s", "max_tokens", b"max_tokens", "prompt_token_ids", b"prompt_token_ids", "seed", b"seed", "timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
     _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout_s) -> _WhichOneofReturnType__timeout_s | None: ...
 
 Global___StreamHead: _TypeAlias = StreamHead  # noqa: Y015
+
+@_typing.final
+class StreamPrompt(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEED_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    seed: _builtins.int
+    max_tokens: _builtins.int
+    prompt_token_ids: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        seed: _builtins.int = ...,
+        max_tokens: _builtins.int = ...,
+        prompt_token_ids: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "prompt_token_ids", b"prompt_token_ids", "seed", b"seed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamPrompt: _TypeAlias = StreamPrompt  # noqa: Y015
 
 @_typing.final
 class StreamTokens(_message.Message):

@@ -133,7 +133,7 @@ class OpenAIApi:
             requests = [with_grammar(request, asked.grammar) for request in requests]
         rules = text_rules_of(body)
         num_sequences = body.num_sequences
-        readers: Sequence[AnswerReader | None] = [None] * num_sequences
+        readers: Sequence[AnswerReader | None] = [None] * (num_sequences * len(prompts))
         if reading is not None:
             [prompt] = prompts
             requests = [reading.constrained(request, prompt) for request in requests]

@@ -1,19 +1,15 @@
 """The choices of one answer as they come: text, tokens and logprobs, whatever shape they are then sent in."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import cast
 
 from kvasir.common.errors import NodeUnavailable
-from kvasir.router.merge import merge
 from kvasir.router.text.answer_reader import AnswerReader
 from kvasir.router.text.parts import Part
 from kvasir.router.text.text_stream import TextRules, TextStream
 from kvasir.router.text.tokenizer import TextTokenizer
-from kvasir.router.types import PositionLogprobs, Reader, RoutedRequest, Source, TokenDelta
-
-_MAX_PENDING = 64  # deltas of all choices together that nobody has taken yet
+from kvasir.router.types import PositionLogprobs, Reader, RoutedRequest, TokenDelta
 
 
 @dataclass(slots=True)  # a value, but freezing would double what making one costs
@@ -34,25 +30,25 @@ class ChoiceDelta:
 
 
 class ChoicesReader:
-    """What the tokens of one prompt's sequences say, as choices.
+    """What the tokens of all prompts' sequences say, each as a choice.
 
     A stop string, or the only call that an answer may make, ends a sequence before its own end.
     """
 
     def __init__(
         self,
-        request: RoutedRequest,
-        first_index: int,
+        requests: Sequence[RoutedRequest],
         tokenizer: TextTokenizer,
         rules: TextRules,
         readers: Sequence[AnswerReader | None],
     ) -> None:
-        stop_token_ids = request.sampling.stop_token_ids
-        self._first_index = first_index
-        self._texts = [TextStream(tokenizer, rules, stop_token_ids) for _ in range(request.num_sequences)]
+        """`readers`: one a sequence, of all prompts."""
+        self.num_sequences = requests[0].num_sequences  # of each prompt
+        stop_token_ids = requests[0].sampling.stop_token_ids
+        self._texts = [TextStream(tokenizer, rules, stop_token_ids) for _ in readers]
         self._readers = readers
-        self._is_open = [True] * request.num_sequences
-        self._prompt_logprobs: tuple[PositionLogprobs, ...] | None = None
+        self._is_open = [True] * len(readers)
+        self._prompt_logprobs: dict[int, tuple[PositionLogprobs, ...]] = {}  # by prompt
         self._read_before: tuple[TokenDelta, ChoiceDelta] | None = None
 
     @property
@@ -66,12 +62,12 @@ class ChoicesReader:
         at = delta.sequence
         if not self._is_open[at]:
             return None
-        text, reader, index = self._texts[at], self._readers[at], self._first_index + at
-        choice = _read_text(delta, text, index) if reader is None else _read_parts(delta, text, reader, index)
-        if self._prompt_logprobs is None:  # they come with the first delta of any
-            self._prompt_logprobs = delta.prompt_logprobs
+        text, reader = self._texts[at], self._readers[at]
+        choice = _read_text(delta, text, at) if reader is None else _read_parts(delta, text, reader, at)
+        if delta.prompt_logprobs:  # they come with the first delta of any of a prompt's
+            self._prompt_logprobs[at // self.num_sequences] = delta.prompt_logprobs
         if self._prompt_logprobs:
-            choice.prompt_logprobs = self._prompt_logprobs
+            choice.prompt_logprobs = self._prompt_logprobs.get(at // self.num_sequences, ())
         if choice.finish_reason is not None:
             self._is_open[at] = False
             if choice.finish_reason != "length":
@@ -83,19 +79,22 @@ class ChoicesReader:
 
 
 async def generate_choices(
-    source: Source, request: RoutedRequest, choices: ChoicesReader, reader: Reader
+    begin: Callable[[], AsyncGenerator[TokenDelta, None]], choices: ChoicesReader, readers: Sequence[Reader]
 ) -> AsyncGenerator[ChoiceDelta, None]:
-    """Of all sequences of one prompt. Each ends with the delta that has a finish reason, unless this raises."""
+    """Of all sequences. Each ends with the delta that has a finish reason, unless this raises.
+
+    `begin` is called with the first delta that is asked for; `readers`: one a prompt.
+    """
+    num_sequences = choices.num_sequences
     final: ChoiceDelta | None = None
-    tokens = cast(AsyncGenerator[TokenDelta, None], source.generate(request, reader))
-    async with aclosing(tokens) as deltas:
+    async with aclosing(begin()) as deltas:
         async for delta in deltas:
             choice = choices.read(delta)
             if choice is None:
                 continue
             if choices.any_open:
                 if choice.finish_reason is not None and delta.finish_reason is None:
-                    reader.stop(delta.sequence)
+                    readers[delta.sequence // num_sequences].stop(delta.sequence % num_sequences)
                 yield choice
                 continue
             final = choice
@@ -149,8 +148,3 @@ def _read_parts(delta: TokenDelta, text: TextStream, reader: AnswerReader, index
         parts=tuple(parts),
         num_reasoning_tokens=num_reasoning_tokens,
     )
-
-
-def merge_choices(choices: Sequence[AsyncGenerator[ChoiceDelta, None]]) -> AsyncGenerator[ChoiceDelta, None]:
-    """The deltas of all choices as they come. If one choice fails, so does the whole answer."""
-    return choices[0] if len(choices) == 1 else merge(choices, _MAX_PENDING)

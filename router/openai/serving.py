@@ -103,9 +103,7 @@ class Serving:
             finally:
                 await deltas.aclose()
         if (grace_s := body.resume_grace_s) is not None:
-            log = None
-            if generation.begun.tape is not None:
-                log = self._streams.new_log(current_tenant.get().owner, origin, grace_s)
+            log = self._streams.new_log(current_tenant.get().owner, origin, grace_s)
             try:
                 return await self._keep(generation, grace_s, log)
             except BaseException:
@@ -127,7 +125,7 @@ class Serving:
         """The stream of a client that may come back."""
         answer, begun, owner = generation.answer, generation.begun, current_tenant.get().owner
         with self._streams.room(owner):
-            if log is not None and begun.tape is not None:
+            if log is not None:
                 begun.tape.note_to(log)
             opening = Opening(begun.deltas)
             await opening.wait(HEARTBEAT_S)
@@ -145,10 +143,9 @@ class Serving:
                 timeout_s = max(0.001, timeout_s - (time.time() - origin.created))
             body = body.model_copy(update={"timeout": timeout_s})
             generation = await endpoint.prepare(body, record, origin)
-            tape, grace_s = generation.begun.tape, body.resume_grace_s
-            assert tape is not None, "streams of several prompts are not noted"
+            grace_s = body.resume_grace_s
             assert grace_s is not None, "it was kept for so long before"
-            tape.go_on_with(taken)
+            generation.begun.tape.go_on_with(taken)
             return await self._keep(generation, grace_s, taken.log, taken.last_event)
         except BaseException as error:
             record.end(outcome_of(error) if isinstance(error, Exception) else "abort")

@@ -6,23 +6,28 @@ Events follow from tokens, and from how they came together; that is noted too, s
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, cast
 
 import orjson
 
+from kvasir.router.merge import merge
 from kvasir.router.openai.answer import AnswerRecord
 from kvasir.router.types import Continued, PositionLogprobs, Reader, RoutedRequest, Source, TokenDelta
 
 _MANY = 32  # replayed in one turn
+_MAX_PENDING = 64  # tokens of all prompts together that nobody has taken yet
 
 
 class StreamLog(Protocol):
     """Of one stream. What fails here costs the stream its second life, and nothing else."""
 
-    async def begin(self, request: RoutedRequest) -> None: ...
+    async def begin(self, requests: Sequence[RoutedRequest]) -> None:
+        """One a prompt."""
+        ...
 
     async def add(self, delta: TokenDelta) -> None:
         """Returns when it is safe."""
@@ -48,21 +53,29 @@ class StreamOrigin:
     timeout_s: float | None = None  # of the whole answer, from `created` on
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What nodes were asked for one prompt, and what another process cannot know."""
+
+    seed: int
+    max_tokens: int
+    prompt_token_ids: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenStream:
     """One whose process has died; whoever has it goes on with it, or gives it back."""
 
     origin: StreamOrigin
-    seed: int
-    max_tokens: int
-    prompt_token_ids: tuple[int, ...]
+    asked: Sequence[Asked]  # one a prompt
     deltas: list[TokenDelta]
     log: StreamLog
     last_event: int  # that the client has
 
 
 class Tape:
-    """The tokens of one prompt, noted and replayed where that is asked for before the first is."""
+    """The tokens of one answer, noted and replayed where that is asked for before the first is. The sequences of its
+    prompts are counted on from prompt to prompt, and come together in one order."""
 
     def __init__(self, source: Source, record: AnswerRecord) -> None:
         self._source = source
@@ -76,59 +89,117 @@ class Tape:
     def go_on_with(self, taken: TakenStream) -> None:
         self._taken, self._log = taken, taken.log
 
-    def generate(self, request: RoutedRequest, reader: Reader | None = None) -> AsyncGenerator[TokenDelta, None]:
-        """See `types.Source`."""
-        if self._log is None:
-            return cast(AsyncGenerator[TokenDelta, None], self._source.generate(request, reader))
-        if self._taken is None:
-            return self._noted(request, reader or Reader(), self._log)
-        return self._continued(request, reader or Reader(), self._taken)
+    def generate(
+        self, requests: Sequence[RoutedRequest], readers: Sequence[Reader]
+    ) -> AsyncGenerator[TokenDelta, None]:
+        """See `types.Source`; one of each a prompt."""
+        if self._taken is not None:
+            return self._continued(requests, readers, self._taken)
+        parts = [_Part(at * one.num_sequences, one, readers[at]) for at, one in enumerate(requests)]
+        return self._together(parts) if self._log is None else self._noted(parts, self._log)
 
-    async def _noted(self, request: RoutedRequest, reader: Reader, log: StreamLog) -> AsyncGenerator[TokenDelta, None]:
-        await log.begin(request)
-        async with aclosing(self._live(request, reader, log)) as deltas:
+    async def _noted(self, parts: "Sequence[_Part]", log: StreamLog) -> AsyncGenerator[TokenDelta, None]:
+        await log.begin([part.request for part in parts])
+        async with aclosing(self._live(parts, log)) as deltas:
             async for delta in deltas:
                 yield delta
 
     async def _continued(
-        self, request: RoutedRequest, reader: Reader, taken: TakenStream
+        self, requests: Sequence[RoutedRequest], readers: Sequence[Reader], taken: TakenStream
     ) -> AsyncGenerator[TokenDelta, None]:
-        """What was asked of nodes then is asked of them again: a template may know what day it is."""
-        outputs: list[list[int]] = [[] for _ in range(request.num_sequences)]
-        ended: set[int] = set()
-        reader.listen(ended.add)  # by a stop string
+        num_sequences = requests[0].num_sequences
+        replay = _Replay(num_sequences, len(requests))
+        for at, reader in enumerate(readers):
+            reader.listen(partial(replay.stopped, at))
         self._record.is_muted = True
         for number, delta in enumerate(taken.deltas, start=1):
-            outputs[delta.sequence] += delta.token_ids
-            if delta.finish_reason is not None:
-                ended.add(delta.sequence)
+            replay.add(delta)
             yield delta
             if number % _MANY == 0:
                 await asyncio.sleep(0)
         self._record.is_muted = False
-        if len(ended) == request.num_sequences:
+        asked = zip(requests, taken.asked, readers, strict=True)
+        parts = [
+            _Part(at * num_sequences, replay.going_on(at, request, one), reader)
+            for at, (request, one, reader) in enumerate(asked)
+            if not replay.has_ended(at)
+        ]
+        if not parts:
             return
-        sampling = replace(request.sampling, seed=taken.seed, max_tokens=taken.max_tokens)
-        request = replace(request, prompt_token_ids=taken.prompt_token_ids, sampling=sampling)
-        if taken.deltas:
-            continued = Continued(tuple(map(tuple, outputs)), frozenset(ended))
-            request = replace(request, continued=continued)
-        async with aclosing(self._live(request, reader, taken.log)) as deltas:
+        async with aclosing(self._live(parts, taken.log)) as deltas:
             async for delta in deltas:
                 yield delta
 
-    async def _live(self, request: RoutedRequest, reader: Reader, log: StreamLog) -> AsyncGenerator[TokenDelta, None]:
-        source = cast(AsyncGenerator[TokenDelta, None], self._source.generate(request, reader))
+    async def _live(self, parts: "Sequence[_Part]", log: StreamLog) -> AsyncGenerator[TokenDelta, None]:
         try:
-            async with aclosing(source) as deltas:
+            async with aclosing(self._together(parts)) as deltas:
                 async for delta in deltas:
-                    if request.continued is not None:  # this has been said
-                        delta = delta._replace(prompt_logprobs=(), num_cached_tokens=None)
                     await log.add(delta)
                     yield delta
         except Exception:  # the client is told how it ended, and that is no token
             log.forget()
             raise
+
+    def _together(self, parts: "Sequence[_Part]") -> AsyncGenerator[TokenDelta, None]:
+        """If one fails, so do all."""
+        if len(parts) == 1 and parts[0].first_sequence == 0 and parts[0].request.continued is None:
+            return cast(AsyncGenerator[TokenDelta, None], self._source.generate(parts[0].request, parts[0].reader))
+        tokens = [part.generate(self._source) for part in parts]
+        return tokens[0] if len(tokens) == 1 else merge(tokens, _MAX_PENDING)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One prompt's of an answer."""
+
+    first_sequence: int
+    request: RoutedRequest
+    reader: Reader
+
+    async def generate(self, source: Source) -> AsyncGenerator[TokenDelta, None]:
+        tokens = cast(AsyncGenerator[TokenDelta, None], source.generate(self.request, self.reader))
+        async with aclosing(tokens) as deltas:
+            async for delta in deltas:
+                if self.request.continued is not None:  # this has been said
+                    delta = delta._replace(prompt_logprobs=(), num_cached_tokens=None)
+                yield delta._replace(sequence=self.first_sequence + delta.sequence)
+
+
+class _Replay:
+    """How far an answer has come."""
+
+    def __init__(self, num_sequences: int, num_prompts: int) -> None:
+        self._num_sequences = num_sequences
+        self._outputs: list[list[int]] = [[] for _ in range(num_sequences * num_prompts)]
+        self._ended: set[int] = set()
+        self._begun: set[int] = set()  # prompts
+
+    def add(self, delta: TokenDelta) -> None:
+        self._begun.add(delta.sequence // self._num_sequences)
+        self._outputs[delta.sequence] += delta.token_ids
+        if delta.finish_reason is not None:
+            self._ended.add(delta.sequence)
+
+    def stopped(self, prompt: int, sequence: int) -> None:
+        """By a stop string."""
+        self._ended.add(prompt * self._num_sequences + sequence)
+
+    def has_ended(self, prompt: int) -> bool:
+        return self._ended.issuperset(self._sequences(prompt))
+
+    def going_on(self, prompt: int, request: RoutedRequest, asked: Asked) -> RoutedRequest:
+        """What was asked of nodes then is asked of them again: a template may know what day it is."""
+        sampling = replace(request.sampling, seed=asked.seed, max_tokens=asked.max_tokens)
+        request = replace(request, prompt_token_ids=asked.prompt_token_ids, sampling=sampling)
+        if prompt not in self._begun:
+            return request
+        sequences = self._sequences(prompt)
+        outputs = tuple(tuple(self._outputs[one]) for one in sequences)
+        ended = frozenset(one - sequences[0] for one in self._ended.intersection(sequences))
+        return replace(request, continued=Continued(outputs, ended))
+
+    def _sequences(self, prompt: int) -> range:
+        return range(prompt * self._num_sequences, (prompt + 1) * self._num_sequences)
 
 
 def line_of(delta: TokenDelta) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations  # grpc's classes are generic in their stubs 
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import grpc.aio
 from kvasir.common.logging import Sparse
 from kvasir.common.tokens import pack_tokens, unpack_tokens
 from kvasir.proto import workers_pb2 as pb
-from kvasir.router.openai.tape import StreamOrigin, TakenStream, deltas_of, line_of
+from kvasir.router.openai.tape import Asked, StreamOrigin, TakenStream, deltas_of, line_of
 from kvasir.router.types import RoutedRequest, TokenDelta
 
 log = logging.getLogger(__name__)
@@ -66,9 +67,7 @@ class StreamNotes:
         )
         return TakenStream(
             origin=origin,
-            seed=head.seed,
-            max_tokens=head.max_tokens,
-            prompt_token_ids=tuple(unpack_tokens(head.prompt_token_ids)),
+            asked=[_asked(one) for one in (head, *head.further_prompts)],
             deltas=deltas,
             log=HubStreamLog(self, owner, origin, head.grace_s, num_noted=len(deltas)),
             last_event=last_event,
@@ -103,16 +102,18 @@ class HubStreamLog:
         self._grace_s = grace_s
         self._num_noted = num_noted
 
-    async def begin(self, request: RoutedRequest) -> None:
+    async def begin(self, requests: Sequence[RoutedRequest]) -> None:
+        first, *further = map(_prompt, requests)
         head = pb.StreamHead(
             endpoint=self._origin.endpoint,
             body=self._origin.body,
             created=self._origin.created,
             timeout_s=self._origin.timeout_s,
             grace_s=self._grace_s,
-            seed=request.sampling.seed,
-            max_tokens=request.sampling.max_tokens,
-            prompt_token_ids=pack_tokens(request.prompt_token_ids),
+            seed=first.seed,
+            max_tokens=first.max_tokens,
+            prompt_token_ids=first.prompt_token_ids,
+            further_prompts=further,
         )
         self._origin = replace(self._origin, body=b"")  # it may be large, and the parent has it
         await self._note(begun=head).wait()
@@ -130,3 +131,12 @@ class HubStreamLog:
 
     def _note(self, **what: Any) -> asyncio.Event:
         return self._notes.add(pb.StreamNote(owner=self._owner, response_id=self._origin.response_id, **what))
+
+
+def _prompt(request: RoutedRequest) -> pb.StreamPrompt:
+    sampling, token_ids = request.sampling, pack_tokens(request.prompt_token_ids)
+    return pb.StreamPrompt(seed=sampling.seed, max_tokens=sampling.max_tokens, prompt_token_ids=token_ids)
+
+
+def _asked(one: pb.StreamHead | pb.StreamPrompt) -> Asked:
+    return Asked(one.seed, one.max_tokens, tuple(unpack_tokens(one.prompt_token_ids)))

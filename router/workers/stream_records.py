@@ -20,7 +20,8 @@ class _Record:
 
     @property
     def num_bytes(self) -> int:
-        return len(self.head.body) + len(self.head.prompt_token_ids) + len(self.lines)
+        prompts = (self.head, *self.head.further_prompts)
+        return len(self.head.body) + sum(len(one.prompt_token_ids) for one in prompts) + len(self.lines)
 
 
 class StreamRecords:

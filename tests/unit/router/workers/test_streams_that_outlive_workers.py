@@ -21,6 +21,7 @@ CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "completions": ("/v1/completions", {"prompt": "hello"}),
     "two choices": ("/v1/completions", {"prompt": "hello", "n": 2, "stop": "e"}),
+    "three prompts": ("/v1/completions", {"prompt": ["hello", "you", "there"], "n": 2, "stop": "e"}),
     "chat": ("/v1/chat/completions", {**CHAT, "n": 2}),
     "responses": ("/v1/responses", {"input": "hello"}),
 }
