@@ -127,6 +127,7 @@ class Attempt:
         elif self._ticket is None:
             self._first = ((),)  # sampled where it is computed
             self._metrics.attempts(prefill="local")
+            self._metrics.local_prefills(reason=placement.why_local)
         self._decode = Leg(placement.decode, self._hear)
         self._decode.send(wire.start_decode(self._decode.handle, request, self._ticket))
         if self._progress is not None:
@@ -143,6 +144,7 @@ class Attempt:
             case Admitted():
                 self._num_cached_tokens = event.num_cached_tokens + event.num_fetched_tokens
                 prefill.reservation.is_admitted = True
+                self._metrics.admitted(prefill.reservation, event.num_cached_tokens)
                 prefill.reservation.queued_at_most(self._life.num_tokens - self._num_cached_tokens)
             case Progress():
                 self._progress = event
@@ -206,6 +208,7 @@ class Attempt:
         match event:
             case Admitted():
                 decode.reservation.is_admitted = True
+                self._metrics.admitted(decode.reservation, event.num_cached_tokens)
                 decode.reservation.queued_at_most(self._life.num_tokens - event.num_cached_tokens)
                 self._num_cached_on_decode = event.num_cached_tokens
                 if self._ticket is None:

@@ -67,4 +67,5 @@ class Canary:
             sampling=Sampling(max_tokens=_NUM_TOKENS),
             priority=_FIRST_IN_LINE,
             deadline_s=self._timeout_s,
+            crosses_tiers=True,
         )

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from kvasir.common.metrics import Metrics
 from kvasir.router.canary import Canary
 from kvasir.router.config import RouterConfig
+from kvasir.router.costs import LocalPrefill
 from kvasir.router.dispatch import Dispatcher
 from kvasir.router.dispatch_metrics import DispatchMetrics, watch_pool
 from kvasir.router.nodes import Role
 from kvasir.router.pace import Pace
-from kvasir.router.policy import POLICIES
+from kvasir.router.policy import POLICIES, Rules
 from kvasir.router.pool import NodePool
 from kvasir.router.queue import AdmissionQueue
 from kvasir.router.registry import Registry, registry_server
@@ -42,7 +43,7 @@ async def running_cluster(
     pool = NodePool()
     queue = AdmissionQueue(
         pool,
-        POLICIES[config.policy],
+        Rules(POLICIES[config.policy], LocalPrefill(config.max_local_prefill_tokens, config.max_local_prompt_tokens)),
         max_num_queued_reqs=config.max_num_queued_reqs,
         max_num_queued_tokens=config.max_num_queued_tokens,
         node_wait_s=config.node_wait_s,

@@ -56,6 +56,10 @@ class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
     max_resumable_streams_per_key: int | None = Field(
         default=None, ge=0, description="Of these, one key's; by default a half, if there are keys."
     )
+    streams_redis_url: str = Field(
+        default="", description="Redis that these are noted in: any of several routers can go on with them."
+    )
+    streams_redis_bytes: int = Field(default=256 << 20, gt=0, description="Most that one router notes there.")
     max_logprobs: int = Field(default=20, ge=0, description="Most alternatives a client may ask for.")
     workers: int = Field(
         default=1,
@@ -78,7 +82,20 @@ class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
         default=None, description="Holds the cluster's secret; without it, KVASIR_CLUSTER_SECRET."
     )
 
-    policy: Literal["round_robin", "least_loaded"] = "least_loaded"
+    policy: Literal["prefix_aware", "least_loaded", "round_robin"] = Field(
+        default="prefix_aware",
+        description="Which nodes take a request: those that hold its prompt, until they are loaded; the least loaded; "
+        "or all by turns.",
+    )
+    max_local_prefill_tokens: int = Field(
+        default=64,
+        ge=0,
+        description="A decode node that holds most of a prompt computes so many tokens of it itself, where that is "
+        "faster than the trip over a prefill node; 0: none.",
+    )
+    max_local_prompt_tokens: int = Field(
+        default=0, ge=0, description="The same for prompts that are no longer than this, whatever it holds of them."
+    )
     max_num_queued_reqs: int | None = Field(
         default=None, gt=0, description="More waiting requests are refused with 503; default: 8 for each seat there is."
     )

@@ -7,7 +7,7 @@ from kvasir.common.metrics import ITL_BUCKETS_S, LATENCY_BUCKETS_S, Metrics, Sam
 from kvasir.router.life import Life, Mark
 from kvasir.router.node_events import Transferred
 from kvasir.router.nodes import Role
-from kvasir.router.pool import NodePool
+from kvasir.router.pool import NodePool, Reservation
 
 _SHARE_BUCKETS = tuple(step / 10 for step in range(11))
 
@@ -16,6 +16,13 @@ class DispatchMetrics:
     def __init__(self, metrics: Metrics) -> None:
         counter, histogram = metrics.counter, metrics.histogram
         self.attempts = counter("kvasir:dispatch_attempts", "Attempts, by where the prompt is computed.", ["prefill"])
+        self.local_prefills = counter(
+            "kvasir:local_prefills", "Prompts that a decode node prefills for itself, by why.", ["reason"]
+        )
+        self._expected = counter(
+            "kvasir:prefix_expected_tokens", "Tokens that nodes were taken to have cached, when chosen.", ["role"]
+        )
+        self._cached = counter("kvasir:prefix_cached_tokens", "Tokens that they then had cached.", ["role"])
         self.retries = counter("kvasir:dispatch_retries", "What made a request try again.", ["reason"])
         self.nodes_joined = counter("kvasir:nodes_joined", "Nodes that joined.", ["role"])
         self.nodes_lost = counter("kvasir:nodes_lost", "Sessions with nodes that ended.", ["role"])
@@ -47,6 +54,12 @@ class DispatchMetrics:
     def _read(self) -> Iterator[Sample]:
         help_text = "Tokens that nodes gave; the canary's and cut off ones too."
         yield Sample("kvasir:dispatch_tokens", help_text, self._num_tokens, is_counter=True)
+
+    def admitted(self, reservation: Reservation, num_cached_tokens: int) -> None:
+        """A node has begun with a request, and found so many of its tokens in its prefix cache."""
+        role = reservation.node.info.role.value
+        self._expected(reservation.num_expected_tokens, role=role)
+        self._cached(num_cached_tokens, role=role)
 
     def transferred(self, transfer: Transferred) -> None:
         """A decode node has what it will get of a ticket."""
@@ -90,5 +103,6 @@ def watch_pool(
             yield Sample("kvasir:node_free_blocks", "By its last report and ours since.", view.num_free_blocks, labels)
             yield Sample("kvasir:node_seats_taken", "Requests there.", view.num_seats_taken, labels)
             yield Sample("kvasir:node_queued_tokens", "Prompt tokens to compute.", view.num_queued_tokens, labels)
+            yield Sample("kvasir:prefix_index_blocks", "Blocks it is known to hold.", len(node.held), labels)
 
     metrics.sampled(read)

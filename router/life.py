@@ -9,9 +9,10 @@ from enum import Enum
 from kvasir.common.errors import NodeUnavailable, Overloaded, ServingError
 from kvasir.common.seeds import sequence_seed
 from kvasir.router.node_events import Tokens
-from kvasir.router.policy import Need
+from kvasir.router.prefix_index import Prefix
 from kvasir.router.queue import Turn
 from kvasir.router.types import Continued, PositionLogprobs, RoutedRequest, TokenDelta
+from kvasir.router.views import Need
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +70,17 @@ class Life:
             max_num_tokens=len(self.request.prompt_token_ids) + self.request.sampling.max_tokens,
             num_sequences=self.request.num_sequences,
             wants_prefill=wants_prefill,
+            crosses_tiers=self.request.crosses_tiers,
             connector=connector,
+            prefix=self._prefix(),
         )
+
+    def _prefix(self) -> Prefix | None:
+        """None where all of the prompt is to be scored, and so computed."""
+        if self.request.sampling.prompt_logprobs is not None and not self.has_begun:
+            return None
+        outputs = self.outputs[0] if len(self.outputs) == 1 else []
+        return Prefix((*self.request.prompt_token_ids, *outputs), self.request.cache_salt)
 
     def go_on_from(self, continued: Continued) -> None:
         """Of one that begins here, but has begun elsewhere."""

@@ -16,6 +16,7 @@ from kvasir.common.errors import (
 )
 from kvasir.common.tokens import unpack_tokens
 from kvasir.proto import common_pb2
+from kvasir.router.prefix_index import KVEvents
 from kvasir.router.types import PositionLogprobs
 
 
@@ -123,6 +124,10 @@ def events_from_step(step: common_pb2.StepOutput) -> Iterator[tuple[int, Event]]
             output.sequence,
         )
         yield output.handle, tokens
+
+
+def kv_events_from_proto(message: common_pb2.KVEvents) -> KVEvents:
+    return KVEvents(message.first_sequence, message.stored_keys, message.dropped_keys, message.snapshot)
 
 
 def error_from_failure(failure: common_pb2.RequestFailed, address: str) -> ServingError:

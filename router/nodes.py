@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from kvasir.common.prefill_speed import PrefillSpeed
+
 
 class Role(Enum):
     PREFILL = "prefill"
@@ -46,6 +48,8 @@ class NodeLoad:
     num_leased_blocks: int = 0  # computed for others, not fetched yet
     prefill_tokens_per_s: float = 0.0  # measured there; 0: nothing yet
     decode_step_s: float = 0.0
+    prefill_speed: PrefillSpeed | None = None
+    block_fetch_s: float = 0.0  # for one block to come from elsewhere
 
 
 def pairing_refusal(newcomer: NodeInfo, member: NodeInfo) -> str:

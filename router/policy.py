@@ -1,52 +1,16 @@
 """Which node takes a request: pure functions of a snapshot.
 
-A policy takes the nodes that have room and the address that it chose last, and returns one of the nodes. `choose` is
-the rule around it: what room means, and whether a prefill node is worth the trip.
+A policy takes the nodes that have room, the address that it chose last and what each of them costs, and returns one of
+the nodes. `choose` is the rule around it: what room means, and whether a prefill node is worth the trip.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-# A prefill node is given work only while less than this many of its chunks wait to be computed, so that a reservation
-# on a decode node never waits longer than that for its prompt.
-MAX_QUEUED_CHUNKS = 2
+from kvasir.router.costs import Cached, LocalPrefill, decode_s, local_s, prefill_s, transfer_s, typical_speeds
+from kvasir.router.views import MAX_QUEUED_CHUNKS, Need, NodeView, num_blocks_for
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeView:
-    """One node at one moment, as far as the router knows."""
-
-    address: str
-    connector: str
-    block_size: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    num_total_blocks: int
-    max_tokens_held: int
-    num_free_blocks: int
-    num_seats_taken: int
-    num_queued_tokens: int
-    is_draining: bool = False  # nothing new is sent there
-    is_full: bool = False  # it has said no, and not reported its load since
-
-    @property
-    def pressure(self) -> float:
-        """The share in use of whatever is scarcest here: seats, blocks, or the prefill queue."""
-        seats = self.num_seats_taken / self.max_num_seqs
-        blocks = 1 - self.num_free_blocks / self.num_total_blocks
-        queue = self.num_queued_tokens / (MAX_QUEUED_CHUNKS * self.max_num_batched_tokens)
-        return max(seats, blocks, queue)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
-    """What a request asks of a pair of nodes."""
-
-    num_tokens: int  # known now: prompt and outputs so far
-    max_num_tokens: int  # at most, when it has ended; of its longest sequence
-    num_sequences: int = 1
-    wants_prefill: bool = True  # False: a prefill node is at it already, or has been
-    connector: str | None = None  # set: the decode node must speak it
+_ALIKE = 1.25  # costs within this factor are the same: that is how well speeds are known
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,43 +19,88 @@ class Choice:
 
     decode: NodeView
     prefill: NodeView | None
+    why_local: str = ""  # where a decode node prefills: "cached", "short", or "alone", since nobody else can
 
 
-Policy = Callable[[Sequence[NodeView], str], NodeView]
+Cost = Callable[[NodeView], float]
+Policy = Callable[[Sequence[NodeView], str, Cost], NodeView]
 
 
-def round_robin(nodes: Sequence[NodeView], last: str) -> NodeView:
+def _free(node: NodeView) -> float:
+    return 0.0
+
+
+def round_robin(nodes: Sequence[NodeView], last: str, cost: Cost = _free) -> NodeView:
     """In the order of the addresses, going round after the last: a,b,c and last b -> c"""
     return min(nodes, key=lambda node: (node.address <= last, node.address))
 
 
-def least_loaded(nodes: Sequence[NodeView], last: str) -> NodeView:
+def least_loaded(nodes: Sequence[NodeView], last: str, cost: Cost = _free) -> NodeView:
     """The lowest pressure; among equals, by turns."""
     lowest = min(node.pressure for node in nodes)
     return round_robin([node for node in nodes if node.pressure == lowest], last)
 
 
-POLICIES: dict[str, Policy] = {"round_robin": round_robin, "least_loaded": least_loaded}
+def prefix_aware(nodes: Sequence[NodeView], last: str, cost: Cost = _free) -> NodeView:
+    """The cheapest: whoever holds the prompt, until what waits there costs more than computing it elsewhere. Among
+    those that cost about the same, the least loaded."""
+    costs = [cost(node) for node in nodes]
+    most = _ALIKE * min(costs)
+    return least_loaded([node for node, own in zip(nodes, costs, strict=True) if own <= most], last)
+
+
+POLICIES: dict[str, Policy] = {
+    "prefix_aware": prefix_aware,
+    "least_loaded": least_loaded,
+    "round_robin": round_robin,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """By which all choices of a router are made."""
+
+    policy: Policy
+    local_prefill: LocalPrefill
+
+
+def _nothing(address: str) -> int:
+    return 0
 
 
 def choose(
     need: Need,
     prefill: Sequence[NodeView],
     decode: Sequence[NodeView],
-    policy: Policy,
+    rules: Rules,
+    cached: Cached = _nothing,
     last_prefill: str = "",
     last_decode: str = "",
 ) -> Choice | None:
-    """A pair that has room for it now; None: let it wait."""
+    """A pair that has room for it now; None: let it wait. `cached`: of its tokens, those held by the node there."""
     able = [node for node in decode if has_room_to_decode(node, need)]
     if not able:
         return None
-    decoder = policy(able, last_decode)
-    senders = [node for node in prefill if can_prefill(node, need) and node.connector == decoder.connector]
-    if not need.wants_prefill or not is_prefill_worthwhile(senders):
+    typical = typical_speeds((*prefill, *decode))
+    decoder = rules.policy(able, last_decode, lambda node: decode_s(node, need, cached(node.address), typical))
+    if not need.wants_prefill:
         return Choice(decoder, None)
+    senders = [node for node in prefill if can_prefill(node, need) and node.connector == decoder.connector]
+    if not senders:
+        return Choice(decoder, None, "alone")
+
     senders = [node for node in senders if has_room_to_prefill(node)]
-    return Choice(decoder, policy(senders, last_prefill)) if senders else None
+    remote_s = {node.address: prefill_s(node, need, cached(node.address), typical) for node in senders}
+    num_cached = cached(decoder.address)
+    why_local = "" if need.crosses_tiers else rules.local_prefill.reason(need, num_cached)
+    if why_local:
+        num_missing = num_blocks_for(need.num_tokens, decoder.block_size) - num_cached // decoder.block_size
+        trip_s = min(remote_s.values(), default=float("inf")) + transfer_s(decoder, num_missing, typical)
+        if local_s(decoder, need, num_cached, typical) <= trip_s:
+            return Choice(decoder, None, why_local)
+    if not senders:
+        return None
+    return Choice(decoder, rules.policy(senders, last_prefill, lambda node: remote_s[node.address]))
 
 
 def can_ever_decode(node: NodeView, need: Need) -> bool:
@@ -118,13 +127,3 @@ def can_prefill(node: NodeView, need: Need) -> bool:
 def has_room_to_prefill(node: NodeView) -> bool:
     has_seat = node.num_seats_taken < node.max_num_seqs
     return not node.is_full and has_seat and node.num_queued_tokens < MAX_QUEUED_CHUNKS * node.max_num_batched_tokens
-
-
-def is_prefill_worthwhile(senders: Sequence[NodeView]) -> bool:
-    """Always, if there is anybody: an exact cost would weigh queue, uncached prefill and transfer."""
-    return bool(senders)
-
-
-def num_blocks_for(num_tokens: int, block_size: int) -> int:
-    """5 tokens, block_size 4 -> 2"""
-    return -(-num_tokens // block_size)

@@ -9,18 +9,26 @@ adds what changed since.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 
 from kvasir.common.errors import NodeUnavailable
+from kvasir.router.costs import Cached
 from kvasir.router.nodes import NodeInfo, NodeLoad, Role, pairing_refusal
-from kvasir.router.policy import Need, NodeView, can_prefill, num_blocks_for
+from kvasir.router.policy import can_prefill
+from kvasir.router.prefix_index import HeldBlocks, Prefix
 from kvasir.router.session import NodeSession
+from kvasir.router.views import Need, NodeView, num_blocks_for
 
 
 class Reservation:
     """What one request takes on one node. Given back exactly once, by `release`; nothing counts after that."""
 
-    def __init__(self, node: Node, num_tokens: int, num_queued_tokens: int, num_sequences: int = 1) -> None:
+    def __init__(
+        self, node: Node, num_tokens: int, num_queued_tokens: int, num_sequences: int = 1, num_expected_tokens: int = 0
+    ) -> None:
+        """`num_expected_tokens`: so many of its tokens should be cached there."""
         self.node = node
+        self.num_expected_tokens = num_expected_tokens
         self.num_seats = num_sequences
         self.num_blocks = self._num_blocks_for(num_tokens)
         self.num_queued_tokens = num_queued_tokens
@@ -66,9 +74,18 @@ class Reservation:
 class Node:
     """One node: who it is, its session, its load."""
 
-    def __init__(self, info: NodeInfo, session: NodeSession, load: NodeLoad, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        info: NodeInfo,
+        session: NodeSession,
+        load: NodeLoad,
+        changed: Callable[[], None],
+        held: HeldBlocks | None = None,
+    ) -> None:
+        """`held` is kept by whoever hears of it; None: nobody does."""
         self.info = info
         self.session = session
+        self.held = HeldBlocks(info.kv_identity, info.block_size, info.num_total_blocks) if held is None else held
         self.changed = changed
         self.load = load
         self.is_draining = False
@@ -117,6 +134,9 @@ class Node:
             num_queued_tokens=self._num_tokens_elsewhere + self.num_tokens_sent,
             is_draining=self.is_draining,
             is_full=self.is_full,
+            prefill_speed=self.load.prefill_speed,
+            decode_step_s=self.load.decode_step_s,
+            block_fetch_s=self.load.block_fetch_s,
         )
 
 
@@ -139,11 +159,11 @@ class NodePool:
         others = (node.info for node in self._nodes.values() if node.info.address != info.address)
         return next(filter(None, (pairing_refusal(info, other) for other in others)), "")
 
-    def add(self, info: NodeInfo, session: NodeSession, load: NodeLoad) -> Node:
+    def add(self, info: NodeInfo, session: NodeSession, load: NodeLoad, held: HeldBlocks | None = None) -> Node:
         refusal = self.refusal(info)
         if refusal:
             raise NodeUnavailable(refusal)
-        node = Node(info, session, load, self._tell_room)
+        node = Node(info, session, load, self._tell_room, held)
         self._nodes[info.address] = node
         self._tell_members()
         return node
@@ -164,6 +184,14 @@ class NodePool:
 
     def views(self, role: Role) -> list[NodeView]:
         return [node.view() for node in self.nodes(role)]
+
+    def cached(self, prefix: Prefix | None) -> Cached:
+        """How many of its tokens the node of an address holds, looked up when somebody asks."""
+
+        def num_cached_tokens(address: str) -> int:
+            return 0 if prefix is None else self._nodes[address].held.num_cached_tokens(prefix)
+
+        return cache(num_cached_tokens)
 
     def can_prefill_elsewhere(self, need: Need, lost: Node) -> bool:
         others = [node.view() for node in self.nodes(Role.PREFILL) if node is not lost]

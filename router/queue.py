@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvasir.common.errors import NodeUnavailable, Overloaded, ServingError
+from kvasir.router.costs import Cached
 from kvasir.router.nodes import Role
-from kvasir.router.policy import Need, NodeView, Policy, can_ever_decode, choose
+from kvasir.router.policy import Rules, can_ever_decode, choose
 from kvasir.router.pool import NodePool, Reservation
+from kvasir.router.views import Need, NodeView
 
 _TICK_S = 0.1
 _ROUNDS = 8  # by default, so many times what the decode nodes hold at once may wait
@@ -29,6 +31,7 @@ class Placement:
 
     decode: Reservation
     prefill: Reservation | None
+    why_local: str = ""  # see `policy.Choice`
 
     def release(self) -> None:
         self.decode.release()
@@ -58,7 +61,7 @@ class AdmissionQueue:
     def __init__(
         self,
         pool: NodePool,
-        policy: Policy,
+        rules: Rules,
         *,
         max_num_queued_reqs: int | None,
         max_num_queued_tokens: int | None,
@@ -68,7 +71,7 @@ class AdmissionQueue:
     ) -> None:
         """None: sized to the decode nodes that are here, of which each of `num_sharing` routers takes its part."""
         self._pool = pool
-        self._policy = policy
+        self._rules = rules
         self._max_num_reqs = max_num_queued_reqs
         self._max_num_tokens = max_num_queued_tokens
         self._node_wait_s = node_wait_s
@@ -162,17 +165,24 @@ class AdmissionQueue:
 
     def _place(self, need: Need, decode_views: Sequence[NodeView]) -> Placement | None:
         prefill_views = self._pool.views(Role.PREFILL) if need.wants_prefill else []
-        choice = choose(need, prefill_views, decode_views, self._policy, self._last_prefill, self._last_decode)
+        cached = self._pool.cached(need.prefix)
+        last = self._last_prefill, self._last_decode
+        choice = choose(need, prefill_views, decode_views, self._rules, cached, *last)
         if choice is None:
             return None
         self._last_decode = choice.decode.address
-        decode_node = self._pool[choice.decode.address]
+        is_local = need.wants_prefill and choice.prefill is None
+        decode = self._reserve(choice.decode, need, cached, computes=is_local, num_sequences=need.num_sequences)
         if choice.prefill is None:
-            num_queued_tokens = need.num_tokens if need.wants_prefill else 0
-            return Placement(Reservation(decode_node, need.num_tokens + 1, num_queued_tokens, need.num_sequences), None)
+            return Placement(decode, None, choice.why_local)
         self._last_prefill = choice.prefill.address
-        prefill_node = self._pool[choice.prefill.address]
-        return Placement(
-            Reservation(decode_node, need.num_tokens + 1, num_queued_tokens=0, num_sequences=need.num_sequences),
-            Reservation(prefill_node, need.num_tokens, num_queued_tokens=need.num_tokens),
-        )
+        return Placement(decode, self._reserve(choice.prefill, need, cached, computes=True))
+
+    def _reserve(
+        self, view: NodeView, need: Need, cached: Cached, *, computes: bool, num_sequences: int = 1
+    ) -> Reservation:
+        """`computes`: the prompt, or what is expected to be lacking of it. On a decode node one more token has room."""
+        node, num_expected = self._pool[view.address], cached(view.address)
+        num_tokens = need.num_tokens + (node.info.role is Role.DECODE)
+        num_queued_tokens = need.num_tokens - num_expected if computes else 0
+        return Reservation(node, num_tokens, num_queued_tokens, num_sequences, num_expected)

@@ -21,6 +21,7 @@ from kvasir.router import wire
 from kvasir.router.dispatch_metrics import DispatchMetrics
 from kvasir.router.nodes import NodeInfo, Role
 from kvasir.router.pool import NodePool
+from kvasir.router.prefix_index import HeldBlocks
 from kvasir.router.session import NodeSession, SessionSettings, node_stub
 
 log = logging.getLogger(__name__)
@@ -110,8 +111,11 @@ class Registry:
         try:
             info = await self._describe(channel, address, role)
             session = NodeSession(info, channel, self._settings)
+            ask_snapshot = lambda: session.send(wire.request_kv_snapshot(role))  # noqa: E731
+            held = HeldBlocks(info.kv_identity, info.block_size, info.num_total_blocks, ask_snapshot)
+            session.on_kv_events = held.apply
             try:
-                node = self._pool.add(info, session, await session.open())
+                node = self._pool.add(info, session, await session.open(), held)
                 session.on_heartbeat = lambda load, draining: node.report(load, is_draining=draining)
                 session.on_lost = lambda: self._pool.remove(node)  # before its requests look for another
                 self._metrics.nodes_joined(role=role.value)

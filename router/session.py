@@ -24,9 +24,10 @@ import grpc.aio
 from kvasir.common.errors import NodeUnavailable
 from kvasir.proto import common_pb2, decode_pb2_grpc, prefill_pb2_grpc
 from kvasir.router import wire
-from kvasir.router.node_events import Event, Failed, error_from_failure, events_from_steps
+from kvasir.router.node_events import Event, Failed, error_from_failure, events_from_steps, kv_events_from_proto
 from kvasir.router.nodes import NodeInfo, NodeLoad, Role
 from kvasir.router.pace import Pace
+from kvasir.router.prefix_index import KVEvents
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +54,14 @@ def node_stub(role: Role, channel: grpc.aio.Channel) -> Any:
 
 
 class NodeSession:
-    """`on_heartbeat` hears (load, draining); `on_lost` is called before the requests are told."""
+    """`on_heartbeat` hears (load, draining), `on_kv_events` what the node's prefix cache gained and lost; `on_lost` is
+    called before the requests are told."""
 
     def __init__(self, info: NodeInfo, channel: grpc.aio.Channel, settings: SessionSettings) -> None:
         self.info = info
         self.on_heartbeat: Callable[[NodeLoad, bool], None] = lambda load, draining: None
         self.on_lost: Callable[[], None] = lambda: None
+        self.on_kv_events: Callable[[KVEvents], None] = lambda events: None
         self._stub = node_stub(info.role, channel)
         self._settings = settings
         self._session_id = f"{settings.router_id}/{uuid.uuid4().hex}"
@@ -206,6 +209,8 @@ class NodeSession:
                 sink(Failed(error_from_failure(event.failed, self.info.address)))
         elif kind == "heartbeat":
             self._heartbeat(event.heartbeat)
+        elif kind == "kv_events":
+            self.on_kv_events(kv_events_from_proto(event.kv_events))
 
     def _is_next(self, number: int) -> bool:
         """Events come once and in order: one that we have is skipped, a gap is a loss."""

@@ -51,6 +51,7 @@ class RoutedRequest:
     priority: int = 0  # lower is served earlier
     deadline_s: float | None = None  # seconds from now for the whole answer
     continued: Continued | None = None  # None: it begins
+    crosses_tiers: bool = False  # whatever could be spared: it is to be seen that all tiers work
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@ half builds a message; what nodes say of requests is in `node_events.py`."""
 
 from collections.abc import Callable, Sequence
 
+from kvasir.common.prefill_speed import PrefillSpeed
 from kvasir.common.tokens import pack_tokens, unpack_tokens
 from kvasir.proto import common_pb2, decode_pb2, prefill_pb2
 from kvasir.router.node_events import Progress
@@ -39,6 +40,7 @@ def node_from_proto(address: str, message: common_pb2.NodeDescription) -> NodeIn
 
 
 def load_from_proto(message: common_pb2.NodeLoad) -> NodeLoad:
+    speed = PrefillSpeed(message.prefill_token_s, message.prefill_position_s)
     return NodeLoad(
         num_running=message.num_running,
         num_waiting=message.num_waiting,
@@ -47,6 +49,8 @@ def load_from_proto(message: common_pb2.NodeLoad) -> NodeLoad:
         num_leased_blocks=message.num_leased_blocks,
         prefill_tokens_per_s=message.prefill_tokens_per_s,
         decode_step_s=message.decode_step_s,
+        prefill_speed=speed if message.prefill_token_s > 0 else None,
+        block_fetch_s=message.block_fetch_s,
     )
 
 
@@ -94,6 +98,10 @@ def cancel(role: Role, handle: int, sequence: int | None = None) -> Command:
 
 def open_session(role: Role, session_id: str, last_event: int) -> Command:
     return _COMMANDS[role](open=common_pb2.OpenSession(session_id=session_id, last_event=last_event))
+
+
+def request_kv_snapshot(role: Role) -> Command:
+    return _COMMANDS[role](snapshot=common_pb2.RequestKVSnapshot())
 
 
 def acknowledge(role: Role, last_event: int) -> Command:

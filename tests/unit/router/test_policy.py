@@ -2,17 +2,18 @@ from dataclasses import replace
 
 import pytest
 
+from kvasir.router.costs import LocalPrefill
 from kvasir.router.policy import (
     POLICIES,
     Choice,
-    Need,
-    NodeView,
+    Rules,
     can_ever_decode,
     choose,
     has_room_to_prefill,
     least_loaded,
     round_robin,
 )
+from kvasir.router.views import Need, NodeView
 
 IDLE = NodeView(
     address="a",
@@ -27,6 +28,7 @@ IDLE = NodeView(
     num_queued_tokens=0,
 )
 NEED = Need(num_tokens=100, max_num_tokens=200)
+BY_LOAD = Rules(least_loaded, LocalPrefill(max_uncached_tokens=0))
 
 
 def at(address: str, **changes: object) -> NodeView:
@@ -77,19 +79,19 @@ def test_policies_choose_one_of_what_they_are_given(policy: object) -> None:
     ],
 )
 def test_a_request_waits_for_a_decode_node_with_room(decode: dict[str, object], why: str) -> None:
-    assert chosen(choose(NEED, [IDLE], [at("d", **decode)], least_loaded)) is None, why
-    assert chosen(choose(NEED, [IDLE], [at("d", **decode), at("e")], least_loaded)) == ("e", "a")
+    assert chosen(choose(NEED, [IDLE], [at("d", **decode)], BY_LOAD)) is None, why
+    assert chosen(choose(NEED, [IDLE], [at("d", **decode), at("e")], BY_LOAD)) == ("e", "a")
 
 
 def test_exactly_enough_room_is_enough() -> None:
     exactly = at("d", num_free_blocks=7, num_seats_taken=3, max_tokens_held=200)
-    assert chosen(choose(NEED, [IDLE], [exactly], least_loaded)) == ("d", "a")
+    assert chosen(choose(NEED, [IDLE], [exactly], BY_LOAD)) == ("d", "a")
 
 
 def test_a_prefill_node_is_given_work_while_under_two_chunks() -> None:
     assert has_room_to_prefill(at("p", num_queued_tokens=1023))
     assert not has_room_to_prefill(at("p", num_queued_tokens=1024))
-    assert chosen(choose(NEED, [at("p", num_queued_tokens=1024)], [at("d")], least_loaded)) is None
+    assert chosen(choose(NEED, [at("p", num_queued_tokens=1024)], [at("d")], BY_LOAD)) is None
 
 
 @pytest.mark.parametrize(
@@ -98,10 +100,10 @@ def test_a_prefill_node_is_given_work_while_under_two_chunks() -> None:
     ids=["none", "draining", "speaks another connector", "too small"],
 )
 def test_without_a_prefill_node_that_could_do_it_the_decode_node_does(prefill: list[NodeView]) -> None:
-    assert chosen(choose(NEED, prefill, [at("d")], least_loaded)) == ("d", None)
+    assert chosen(choose(NEED, prefill, [at("d")], BY_LOAD)) == ("d", None)
 
 
 def test_a_request_with_a_ticket_wants_a_decode_node_that_speaks_its_connector() -> None:
     need = Need(num_tokens=100, max_num_tokens=200, wants_prefill=False, connector="redis")
     assert not can_ever_decode(at("d"), need)
-    assert chosen(choose(need, [IDLE], [at("d"), at("e", connector="redis")], least_loaded)) == ("e", None)
+    assert chosen(choose(need, [IDLE], [at("d"), at("e", connector="redis")], BY_LOAD)) == ("e", None)

@@ -7,9 +7,9 @@ import pytest
 
 from kvasir.common.errors import NodeUnavailable
 from kvasir.router.nodes import NodeInfo, NodeLoad, Role, pairing_refusal
-from kvasir.router.policy import Need
 from kvasir.router.pool import Node, NodePool, Reservation
 from kvasir.router.session import NodeSession
+from kvasir.router.views import Need
 
 NO_SESSION = cast(NodeSession, None)  # nothing here talks to a node
 

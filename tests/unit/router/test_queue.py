@@ -3,10 +3,12 @@
 import pytest
 
 from kvasir.common.errors import NodeUnavailable, Overloaded, ServingError
+from kvasir.router.costs import LocalPrefill
 from kvasir.router.nodes import Role
-from kvasir.router.policy import Need, least_loaded
+from kvasir.router.policy import Rules, least_loaded
 from kvasir.router.pool import NodePool
 from kvasir.router.queue import AdmissionQueue, Entry, Placement
+from kvasir.router.views import Need
 from tests.unit.router.test_pool import NO_SESSION, info, load
 
 
@@ -19,7 +21,7 @@ class Line:
         self.pool = NodePool()
         self.queue = AdmissionQueue(
             self.pool,
-            least_loaded,
+            Rules(least_loaded, LocalPrefill()),
             max_num_queued_reqs=None if is_sized else 3,
             max_num_queued_tokens=None if is_sized else 1000,
             node_wait_s=10,
