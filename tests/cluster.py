@@ -152,7 +152,9 @@ class Cluster:
         self.url = f"http://127.0.0.1:{port}"
         arguments = ["kvasir.router", "--port", str(port), "--grpc-listen", self._join, "--model", str(model_dir)]
         # Up to five processes share two cores here: their silence means less than on machines of their own.
-        arguments += ["--heartbeat-timeout-s", "3", *router_args]
+        arguments += ["--heartbeat-timeout-s", "3"]
+        arguments += ["--max-local-prefill-tokens", "0"]  # how fast it is should not decide which tier a prompt goes to
+        arguments += router_args
         self.router = self._service("router", arguments, f"{self.url}/metrics")
         self._node_args = {"prefill": prefill_args, "decode": decode_args}
         self.prefill: list[Service] = []

@@ -72,6 +72,7 @@ def cluster(setup: Setup, model_dir: Path) -> Iterator[Cluster]:
         setup.connector,
         num_prefill=setup.num_prefill,
         num_decode=setup.num_decode,
+        router_args=("--max-local-prefill-tokens", "64") if setup.num_decode > 1 else (),
         decode_args=SMALL_CACHE if setup.small_cache else (),
     ) as cluster:
         yield cluster
