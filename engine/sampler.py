@@ -22,13 +22,13 @@ from kvasir.engine.logits import process_logits, processes_logits
 from kvasir.engine.request import Request, RequestId
 from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.step import PositionLogprobs, Sampled
-from kvasir.kernels.choose import choose
+from kvasir.kernels.choose import Draw, choose
+from kvasir.kernels.sample import draw_reference
 
 # Shapes: R rows, one a position to be sampled  V vocabulary  K drafts of one request
 
 Drafts = Mapping[RequestId, Sequence[int]]
 
-_CANDIDATES = (64, 1024)  # top-p is looked for among so many best ones first; sorting all takes milliseconds
 _ROWS_SCORED_AT_ONCE = 64  # in float64
 
 
@@ -64,30 +64,28 @@ def _choose_from_raw(
 
     For all rows at once: they are what nearly all requests want.
     """
-    wanted, us = [], []
-    for request in requests:
-        params, position = request.sampling, request.num_tokens
-        draws = not params.is_greedy and _draws_from_all(params)
-        for i in range(1 + len(drafts.get(request.request_id, ()))):
-            wanted.append(params)
-            us.append(uniform(params.seed, position + i) if draws else 0.0)
+    draws = [
+        Draw()
+        if processes_logits(request.sampling, len(request.output_token_ids) + i)
+        else _draw_of(request.sampling, request.num_tokens + i)
+        for request in requests
+        for i in range(1 + len(drafts.get(request.request_id, ())))
+    ]
     if logits.device.type == "cpu":
-        temperatures = [one.temperature if _draws_from_all(one) else 0.0 for one in wanted]
-        best, drawn = choose(logits, temperatures, us)
-        known = [one.is_greedy or _draws_from_all(one) for one in wanted]
-        return _where(known, drawn.tolist()), (best >= 0).tolist()
+        best, drawn = choose(logits, draws)
+        return drawn.tolist(), (best >= 0).tolist()
     # One that is not finite makes the sum so. Both in one tensor: there is one wait for the device.
     tokens, finite = torch.stack((logits.argmax(-1), logits.sum(-1).isfinite().long())).tolist()
-    return _where([one.is_greedy for one in wanted], tokens), list(map(bool, finite))
+    known = [token if draw.temperature == 0 else None for token, draw in zip(tokens, draws, strict=True)]
+    return known, list(map(bool, finite))
 
 
-def _where(known: Sequence[bool], tokens: Sequence[int]) -> list[int | None]:
-    return [token if is_known else None for is_known, token in zip(known, tokens, strict=True)]
-
-
-def _draws_from_all(params: SamplingParams) -> bool:
-    """No token is left out."""
-    return params.top_k <= 0 and params.top_p >= 1 and params.min_p <= 0
+def _draw_of(params: SamplingParams, position: int) -> Draw:
+    """position: of the token, in prompt and output"""
+    if params.is_greedy:
+        return Draw()
+    u = uniform(params.seed, position)
+    return Draw(params.temperature, u, params.top_k, params.top_p, params.min_p)
 
 
 def _choose(
@@ -123,12 +121,16 @@ def _choose_token(
         logits = process_logits(raw, params, request.prompt_token_ids, outputs, mask)
     if logits is raw and chosen is not None:
         token = chosen
-    elif params.is_greedy:
-        token = int(logits.argmax())
     else:
-        u = uniform(params.seed, len(request.prompt_token_ids) + num_outputs)
-        token = draw(logits, params.temperature, params.top_k, params.top_p, params.min_p, u)
+        token = _token_of(logits, _draw_of(params, len(request.prompt_token_ids) + num_outputs))
     return advanced(request, Sampled((token,)))
+
+
+def _token_of(logits: Tensor, draw: Draw) -> int:
+    """logits [V]; -inf for what must not come"""
+    if logits.device.type == "cpu":
+        return int(choose(logits[None], [draw], may_hold_bans=True)[1][0])
+    return draw_reference(logits, *draw)
 
 
 def _with_logprobs(
@@ -150,42 +152,6 @@ def _with_logprobs(
         else replace(one, logprobs=tuple(scores[next(first)] for _ in one.token_ids))
         for request, one in zip(requests, sampled, strict=True)
     ]
-
-
-def draw(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, u: float) -> int:
-    """Where u in [0, 1) falls in the distribution, its tokens in ascending order. logits [V]; ties stay together."""
-    scaled = logits / temperature
-    scaled = scaled - scaled.max()  # the best is 0
-    ids: Tensor | None = None  # of what is left; None: all
-    if 0 < top_k < len(scaled):
-        scaled, ids = _at_least(scaled, ids, scaled.topk(top_k).values[-1])
-    if top_p < 1:
-        scaled, ids = _at_least(scaled, ids, _top_p_threshold(scaled, top_p))
-    weights = scaled.double().exp()
-    if min_p > 0:
-        weights = torch.where(weights >= min_p, weights, 0.0)  # the best weighs 1
-    sums = weights.cumsum(0)
-    index = int(torch.searchsorted(sums, u * sums[-1], right=True))
-    if index == len(sums):  # u so near 1 that rounding ran past the end
-        index = int(weights.nonzero()[-1])
-    return index if ids is None else int(ids[index])
-
-
-def _at_least(scaled: Tensor, ids: Tensor | None, threshold: Tensor) -> tuple[Tensor, Tensor]:
-    kept = (scaled >= threshold).nonzero()[:, 0]
-    return scaled[kept], kept if ids is None else ids[kept]
-
-
-def _top_p_threshold(scaled: Tensor, top_p: float) -> Tensor:
-    """The logit of the last token of the smallest set of best ones whose weights come to `top_p` of all."""
-    target = top_p * scaled.double().exp().sum()
-    for num_candidates in (*_CANDIDATES, len(scaled)):
-        candidates = scaled.topk(min(num_candidates, len(scaled))).values
-        sums = candidates.double().exp().cumsum(0)
-        if sums[-1] >= target:
-            break
-    index = min(int(torch.searchsorted(sums, target)), len(sums) - 1)
-    return candidates[index]
 
 
 def uniform(seed: int, position: int) -> float:

@@ -70,7 +70,7 @@ def sample(logits: Tensor, params: SamplingTensors) -> Tensor:
 def sample_reference(logits: Tensor, params: SamplingTensors) -> Tensor:
     is_finite = logits.isfinite().all(-1)
     processed = process_reference(logits, params)
-    drawn = [_draw(processed[row].double(), params, row) for row in range(len(processed))]
+    drawn = [_draw(processed[row], params, row) for row in range(len(processed))]
     tokens = torch.tensor(drawn, dtype=torch.int64, device=logits.device)
     return torch.where(is_finite, tokens, -1)
 
@@ -111,21 +111,30 @@ def tokens_seen(penalties: Penalties, shape: torch.Size) -> tuple[Tensor, Tensor
 
 
 def _draw(logits: Tensor, params: SamplingTensors, row: int) -> int:
-    """logits [V] float64"""
-    temperature, top_k = float(params.temperature[row]), int(params.top_k[row])
+    number = uniform_reference(int(params.seeds[row]), int(params.positions[row]))
+    return draw_reference(
+        logits, float(params.temperature[row]), number,
+        int(params.top_k[row]), float(params.top_p[row]), float(params.min_p[row]),
+    )  # fmt: skip
+
+
+def draw_reference(
+    logits: Tensor, temperature: float, u: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> int:
+    """Where u in [0, 1) falls in the distribution of what is left, its tokens in ascending order. logits [V]"""
+    logits = logits.double()
     if temperature == 0 or not bool(logits.max().isfinite()):
         return int(logits.argmax())
     weights = ((logits - logits.max()) / temperature).exp()
     if 0 < top_k < len(weights):
         weights = _at_least(weights, float(weights.topk(top_k).values[-1]))
-    ordered = weights.sort(descending=True).values
-    edge = torch.searchsorted(ordered.cumsum(0), float(params.top_p[row]) * weights.sum())
-    if params.top_p[row] < 1:
+    if top_p < 1:
+        ordered = weights.sort(descending=True).values
+        edge = torch.searchsorted(ordered.cumsum(0), top_p * weights.sum())
         weights = _at_least(weights, float(ordered[min(int(edge), len(ordered) - 1)]))
-    weights = _at_least(weights, float(params.min_p[row]))  # the best weighs 1
+    weights = _at_least(weights, min_p)  # the best weighs 1
     sums = weights.cumsum(0)
-    number = uniform_reference(int(params.seeds[row]), int(params.positions[row]))
-    index = int(torch.searchsorted(sums, number * sums[-1], right=True))
+    index = int(torch.searchsorted(sums, u * sums[-1], right=True))
     return min(index, int(weights.nonzero()[-1]))
 
 

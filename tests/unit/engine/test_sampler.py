@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from kvasir.engine.request import Request, RequestId
-from kvasir.engine.sampler import draw, sample, uniform
+from kvasir.engine.sampler import sample, uniform
 from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.step import Sampled
+from kvasir.kernels.choose import Draw, choose
 
 VOCAB = 50
 
@@ -34,6 +35,10 @@ def token(logits: Tensor, one: Request) -> int:
     assert sampled.is_finite
     (token,) = sampled.token_ids
     return token
+
+
+def draw(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, u: float) -> int:
+    return int(choose(logits[None], [Draw(temperature, u, top_k, top_p, min_p)])[1][0])
 
 
 def test_greedy_takes_the_best() -> None:
