@@ -32,8 +32,8 @@ class Draw(NamedTuple):
 def choose(logits: Tensor, draws: Sequence[Draw], *, may_hold_bans: bool = False) -> tuple[Ids, Ids]:
     """logits [R, V] float32 on a CPU -> best [R], the first of equals, or -1 where not all are finite; drawn [R]
 
-    Each row by itself: what else is in the batch makes no difference to it. As the reference, but where u or top_p falls
-    on an edge to about eight digits: weights of all tokens are summed in float32, a part of the row at a time.
+    Each row by itself: what else is in the batch makes no difference to it. As the reference, but where u or top_p
+    falls on an edge to about eight digits: weights of all tokens are summed in float32, a part of the row at a time.
     may_hold_bans: -inf is a token that must not come, and whoever calls has seen to it that nothing else is not finite.
     """
     from kvasir.kernels.cpu import choice, threads
