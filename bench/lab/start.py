@@ -22,9 +22,9 @@ MARKS = {"imports": "loading ", "model": "KV cache of ", "servers": " node serve
 KINDS: dict[str, list[str]] = {
     "prefill": ["prefill"],
     "decode": ["decode"],
-    "decode, fp16": ["decode", "--quantization", "fp16"],
-    "decode, int8": ["decode", "--quantization", "int8"],
-    "decode, int4": ["decode", "--quantization", "int4"],
+    "decode-fp16": ["decode", "--quantization", "fp16"],
+    "decode-int8": ["decode", "--quantization", "int8"],
+    "decode-int4": ["decode", "--quantization", "int4"],
 }
 _LONGEST_S = 110.0
 
