@@ -13,7 +13,7 @@ class EngineSettings:
     role: Literal["prefill", "decode"] = "decode"
     dtype: str = "auto"  # the checkpoint's; on a CPU float32
     # Of the weights of linear layers; on a CPU fp16, int8 and int4, on a GPU int8 and fp8.
-    quantization: Literal["none", "fp16", "int8", "int4", "fp8"] = "none"
+    quantization: Literal["none", "fp16", "int8", "int4", "w8a8_int8", "w4a8_int8", "fp8"] = "none"
     device: str = "cpu"
     attention_backend: Literal["auto", "triton", "torch"] = "auto"  # of all kernels, in the whole process
     enforce_eager: bool = False  # no CUDA graphs

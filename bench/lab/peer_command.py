@@ -22,7 +22,7 @@ Tokens = Sequence[int]
 Generate = Callable[[Sequence[Tokens], int], list[list[int]]]
 
 
-def engine(model: Path, quantization: Literal["none", "fp16", "int8", "int4"]) -> Generate:
+def engine(model: Path, quantization: Literal["none", "fp16", "int8", "w8a8_int8", "w4a8_int8", "int4"]) -> Generate:
     os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}  # as in a node; before torch is imported
     from kvasir.engine.factory import build_engine
     from kvasir.engine.request import Request, RequestId
@@ -76,6 +76,8 @@ CONTENDERS: dict[str, Callable[[Path], Generate]] = {
     "kvasir-fp16": lambda model: engine(model, "fp16"),
     "kvasir-int8": lambda model: engine(model, "int8"),
     "kvasir-int4": lambda model: engine(model, "int4"),
+    "kvasir-w8a8": lambda model: engine(model, "w8a8_int8"),
+    "kvasir-w4a8": lambda model: engine(model, "w4a8_int8"),
     "transformers": transformers,
 }
 

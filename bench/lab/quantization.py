@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import get_args
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -33,12 +32,10 @@ from kvasir.engine.request import Request, RequestId
 from kvasir.engine.step import Chunk
 from kvasir.kernels.linear import Quantization
 
-_WAYS: tuple[Quantization, ...] = tuple(
-    way for way in get_args(Quantization) if way in ("none", "fp16", "int8", "int4")
-)
+_WAYS: tuple[Quantization, ...] = ("none", "fp16", "int8", "w8a8_int8", "int4", "w4a8_int8")
 _CPU = torch.device("cpu")
 _BLOCK_SIZE = 16
-_BATCHES = (1, 8)
+_BATCHES = (1, 8, 32)
 _CONTEXT = 160  # of the decode steps
 _ROWS_AT_ONCE = 64  # of logits
 
@@ -142,8 +139,8 @@ def main(argv: list[str]) -> int:
         f"4 bits. Decode step: sequences of {_CONTEXT} tokens, medians of {options.rounds} rounds in turns, and the",
         "ratio to fp32 in the same round (below 1 is faster).",
         "",
-        "| weights | same token | mean KL | same token, noise | mean KL, noise | step, 1 at once | step, 8 at once |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| weights | same token | mean KL | same token, noise | mean KL, noise | step of 1 | of 8 | of 32 |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for way in _WAYS:
         cells: list[str] = ["fp32" if way == "none" else way]

@@ -30,7 +30,9 @@ from kvasir.engine.request import Request, RequestId
 from kvasir.engine.step import Chunk
 from kvasir.kernels.linear import Quantization
 
-FORMS: dict[str, Quantization] = {"fp32": "none", "fp16": "fp16", "int8": "int8", "int4": "int4"}
+FORMS: dict[str, Quantization] = {
+    "fp32": "none", "fp16": "fp16", "int8": "int8", "w8a8": "w8a8_int8", "int4": "int4", "w4a8": "w4a8_int8"
+}  # fmt: skip
 DECODES = tuple(Case(num_seqs, context, 1) for context in (128, 1024) for num_seqs in (1, 8, 16, 32))
 PREFILLS = (Case(1, 0, 512), Case(1, 0, 2000))
 _BLOCK_SIZE = 16

@@ -11,6 +11,7 @@ from kvasir.engine.models.config import ModelConfig
 PYTHON = ("schedule", "build the batch", "sample", "commit")  # parts of a step that are not the model
 # Of weights in groups of 32: int8 has a scale of 16 bits for each, int4 a scale and an offset.
 _BYTES_OF_A_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "int8": 1 + 2 / 32, "int4": 0.5 + 4 / 32}
+_BYTES_OF_A_WEIGHT |= {"w8a8": _BYTES_OF_A_WEIGHT["int8"], "w4a8": _BYTES_OF_A_WEIGHT["int4"]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from kvasir.engine.models import model_class
 from kvasir.engine.models.config import ModelConfig, UnsupportedModel
 from kvasir.engine.models.llama import LlamaForCausalLM
 from kvasir.engine.models.packed_checkpoint import Packing, UnsupportedPacking
-from kvasir.kernels.linear import Quantization, quantizing
+from kvasir.kernels.linear import ON_CPU, Quantization, quantizing
 from kvasir.kernels.quantized import GroupedWeight
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _LOG_EVERY_S = 2.0
 
 def load_model(directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LlamaForCausalLM:
     """The model with its weights. UnsupportedModel: a tensor is missing, or not what it should be; with its name."""
-    if config.quantization in ("fp16", "int8", "int4") and (device.type != "cpu" or dtype != torch.float32):
+    if config.quantization in ON_CPU and (device.type != "cpu" or dtype != torch.float32):
         raise UnsupportedModel(f"quantization {config.quantization} wants a CPU and float32, not {device} and {dtype}")
     if config.quantization in ("int8-rows", "fp8") and device.type == "cpu":
         raise UnsupportedModel(f"quantization {config.quantization} wants a GPU")

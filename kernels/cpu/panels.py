@@ -44,22 +44,22 @@ _LOOPS: dict[torch.dtype, Loop] = {
 def pack(weight: Tensor, dtype: torch.dtype) -> Panels:
     """weight [O, I] float32 -> panels of float32 or float16"""
     num_outputs, num_inputs = weight.shape
-    panels = _kept(_by_panel(weight.to(dtype)))
+    panels = kept(by_panel(weight.to(dtype)))
     return Panels(num_outputs, num_inputs, num_inputs, panels, torch.empty(len(panels), 0, dtype=torch.uint8))
 
 
 def pack_grouped(weight: GroupedWeight) -> Panels:
     num_outputs, num_inputs = weight.shape
-    codes = _by_panel(weight.codes)
+    codes = by_panel(weight.codes)
     if weight.bits == 4:
         codes = codes[..., : PANEL // 2] | codes[..., PANEL // 2 :] << 4
     parts = [weight.scales] if weight.zeros is None else [weight.scales, weight.zeros]
-    scales = torch.stack([_by_panel(part) for part in parts], dim=2)  # [P, G, 1 or 2, PANEL]
-    as_bytes = _kept(scales).view(len(scales), -1).view(torch.uint8)
-    return Panels(num_outputs, num_inputs, weight.group_size, _kept(codes), as_bytes)
+    scales = torch.stack([by_panel(part) for part in parts], dim=2)  # [P, G, 1 or 2, PANEL]
+    as_bytes = kept(scales).view(len(scales), -1).view(torch.uint8)
+    return Panels(num_outputs, num_inputs, weight.group_size, kept(codes), as_bytes)
 
 
-def _by_panel(matrix: Tensor) -> Tensor:
+def by_panel(matrix: Tensor) -> Tensor:
     """[O, I] -> [P, I, PANEL], with zeros for the outputs that the last panel lacks"""
     num_outputs, num_inputs = matrix.shape
     if num_outputs % PANEL:
@@ -67,5 +67,5 @@ def _by_panel(matrix: Tensor) -> Tensor:
     return matrix.view(-1, PANEL, num_inputs).transpose(1, 2)
 
 
-def _kept(tensor: Tensor) -> Tensor:
+def kept(tensor: Tensor) -> Tensor:
     return huge_pages.empty(tensor.shape, tensor.dtype).copy_(tensor)

@@ -19,7 +19,7 @@ _INPUTS_OF_A_SLAB = 192
 
 
 @compiled
-def _rows_of_tile(num_left: Any) -> Any:
+def rows_of_tile(num_left: Any) -> Any:
     """So that the last tiles are as full as may be."""
     if num_left <= _MOST_ROWS or num_left > 2 * _FEWER_ROWS:
         return min(num_left, _MOST_ROWS)
@@ -59,7 +59,7 @@ def _multiply_panel(x: Any, panels: Any, p: Any, next_p: Any, scales: Any, group
         ahead, ahead_step = next_panel, ahead_step // 2
     t = 0
     while t < num_tokens:
-        rows = _rows_of_tile(num_tokens - t)
+        rows = rows_of_tile(num_tokens - t)
         _tile(x, t, rows, panels, panel, panel_scales, scale_bytes, group_size, ahead, ahead_step, sums)
         for r in range(rows):
             if has_bias:

@@ -26,6 +26,8 @@ def test_fewer_bits_are_further_off(model: Path, tmp_path: Path) -> None:
         divergences = [sum(found[way].kls) for way in ("none", "fp16", "int8", "int4")]
         assert divergences == sorted(divergences)
         assert divergences[3] > 10 * divergences[2] > 0
+        for activations_too, weights_alone in (("w8a8_int8", "int8"), ("w4a8_int8", "int4")):
+            assert sum(found[activations_too].kls) > sum(found[weights_alone].kls)
 
 
 def test_noise_is_relative(model: Path, tmp_path: Path) -> None:
@@ -35,5 +37,6 @@ def test_noise_is_relative(model: Path, tmp_path: Path) -> None:
 
 def test_every_way_is_timed_in_every_round(model: Path) -> None:
     seconds = WeightLab(model, 64).measure_speed(2, Quiet())
-    assert {(way, num_seqs) for way in ("none", "fp16", "int8", "int4") for num_seqs in (1, 8)} == seconds.keys()
+    ways = ("none", "fp16", "int8", "w8a8_int8", "int4", "w4a8_int8")
+    assert {(way, num_seqs) for way in ways for num_seqs in (1, 8, 32)} == seconds.keys()
     assert {len(each) for each in seconds.values()} == {2}
