@@ -22,7 +22,9 @@ from kvasir.router.metrics import RouterMetrics
 from kvasir.router.openai.api import OpenAIApi
 from kvasir.router.openai.bodies import Bodies, longest_prompt
 from kvasir.router.openai.kept_streams import KeptStreams
+from kvasir.router.openai.noted_streams import NotedStreams, Notes
 from kvasir.router.openai.reading import habits_of
+from kvasir.router.openai.redis_notes import RedisNotes
 from kvasir.router.openai.responses.api import ResponsesApi
 from kvasir.router.openai.responses.store import MemoryResponseStore, ResponseStore
 from kvasir.router.openai.responses.stores import response_store
@@ -54,12 +56,13 @@ class Alone:
     def memory_store(self, config: RouterConfig) -> ResponseStore:
         return MemoryResponseStore(ttl_s=config.response_store_ttl_s, max_bytes=config.response_store_bytes)
 
-    def streams(self, config: RouterConfig) -> KeptStreams:
-        return KeptStreams(
-            max_grace_s=config.max_resume_grace_s,
-            max_streams=config.max_resumable_streams,
-            max_of_one=config.max_resumable_streams_of_one,
-        )
+    def streams(self, config: RouterConfig, notes: Notes | None) -> KeptStreams:
+        """`notes`: where several routers note them."""
+        max_grace_s, max_streams = config.max_resume_grace_s, config.max_resumable_streams
+        max_of_one = config.max_resumable_streams_of_one
+        if notes is None:
+            return KeptStreams(max_grace_s=max_grace_s, max_streams=max_streams, max_of_one=max_of_one)
+        return NotedStreams(notes, max_grace_s=max_grace_s, max_streams=max_streams, max_of_one=max_of_one)
 
     def overview(self, own: OwnOverview) -> Overview:
         return own
@@ -102,7 +105,7 @@ async def running_router(config: RouterConfig, sharing: Alone) -> AsyncIterator[
         cluster = await stack.enter_async_context(
             running_cluster(config, secret, metrics, listens=sharing.listens_for_nodes)
         )
-        streams = sharing.streams(config)
+        streams = sharing.streams(config, _stream_notes(config, router_metrics))
         stack.push_async_callback(streams.close)
         bodies = Bodies(lambda: longest_prompt(cluster.dispatcher, tokenizer))
         stack.push_async_callback(bodies.close)
@@ -173,6 +176,17 @@ def _limiter(config: RouterConfig, memory_budgets: Callable[[], Budgets], metric
     )
     on_refusal = lambda tenant, what: metrics.limited(tenant=tenant, limit=what)  # noqa: E731
     return Limiter(budgets, config.request_timeout_s, on_refusal)
+
+
+def _stream_notes(config: RouterConfig, metrics: RouterMetrics) -> Notes | None:
+    if not config.streams_redis_url:
+        return None
+    return RedisNotes(
+        config.streams_redis_url,
+        max_life_s=config.request_timeout_s,
+        max_bytes=config.streams_redis_bytes,
+        on_failure=metrics.streams_failures,
+    )
 
 
 def _read(path: str) -> str:

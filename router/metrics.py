@@ -35,6 +35,9 @@ class RouterMetrics:
         self.limits_failures = metrics.counter(
             "kvasir:router_limits_failures", "Times that the Redis of the limits did not answer; nothing was limited."
         )
+        self.streams_failures = metrics.counter(
+            "kvasir:router_streams_failures", "Resumable streams that their Redis did not take note of, or give back."
+        )
         self.prompt_tokens = metrics.counter("vllm:prompt_tokens", "Prompt tokens of requests that gave a token.")
         self.cached_tokens = metrics.counter("vllm:prompt_tokens_cached", "Prompt tokens that no node had to compute.")
         self.num_generation_tokens = 0

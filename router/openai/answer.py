@@ -55,6 +55,8 @@ class AnswerRecord:
 class Answer(Protocol):
     """What is made of the deltas of one request."""
 
+    num_openings: int  # events that come before any of a delta
+
     @property
     def response_id(self) -> str: ...
 
@@ -70,6 +72,8 @@ class Answer(Protocol):
 
 
 class ChoicesAnswer:
+    num_openings = 0
+
     def __init__(self, envelope: Envelope, shape: Shape) -> None:
         self._envelope = envelope
         self._shape = shape

@@ -14,9 +14,13 @@ from contextlib import aclosing, contextmanager
 from kvasir.common.errors import Overloaded
 from kvasir.router.openai.errors import HttpError, error_body
 from kvasir.router.openai.sse import EventStream, event
-from kvasir.router.openai.tape import StreamLog, StreamOrigin, TakenStream
+from kvasir.router.openai.tape import StreamLog, StreamOrigin, TakenStream, not_kept
 
 _EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,128}):([0-9]{1,18})")
+
+
+def _nothing() -> None:
+    pass
 
 
 class KeptStream:
@@ -32,12 +36,13 @@ class KeptStream:
         self._num_bytes = 0
         self._num_readers = 1  # the client that began it, until it has `left`
         self._news = asyncio.Event()
-        self._is_over = False
+        self.is_over = False
         self._source = asyncio.create_task(self._pump(events, close))
         self._patience: asyncio.TimerHandle | None = None
-        self._on_forgotten: Callable[[], None] = lambda: None
+        self._on_forgotten: Callable[[], None] = _nothing
 
     def when_forgotten(self, callback: Callable[[], None]) -> None:
+        """Called once: nobody has come back in time, or another process goes on with it."""
         self._on_forgotten = callback
 
     def has(self, number: int) -> bool:
@@ -64,7 +69,7 @@ class KeptStream:
                         return
                     yield self._events[after - self._num_dropped]
                     after += 1
-                if self._is_over:
+                if self.is_over:
                     return
                 self._news.clear()
                 await self._news.wait()
@@ -72,6 +77,8 @@ class KeptStream:
             await self.left()
 
     async def close(self) -> None:
+        """With our process; another one may go on with it."""
+        self._on_forgotten = _nothing
         self._forget()
         await asyncio.gather(self._source, return_exceptions=True)
 
@@ -80,8 +87,11 @@ class KeptStream:
             async with aclosing(events):
                 async for one in events:
                     self._keep(one)
+        except asyncio.CancelledError:
+            self._be_forgotten()
+            raise
         finally:
-            self._is_over = True
+            self.is_over = True
             self._news.set()
             await close()
 
@@ -97,10 +107,14 @@ class KeptStream:
         self._patience = asyncio.get_running_loop().call_later(self._grace_s, self._forget)
 
     def _forget(self) -> None:
+        self._source.cancel()
+        self._be_forgotten()
+
+    def _be_forgotten(self) -> None:
         if self._patience is not None:
             self._patience.cancel()
-        self._source.cancel()
-        self._on_forgotten()
+        callback, self._on_forgotten = self._on_forgotten, _nothing
+        callback()
 
 
 class KeptStreams:
@@ -152,8 +166,12 @@ class KeptStreams:
         stream = KeptStream(events, close, min(grace_s, self._max_grace_s), self._max_bytes)
         self._streams[owner, response_id] = stream
         self._num_taken[owner] += 1
-        stream.when_forgotten(lambda: self._forget(owner, response_id, log))
+        stream.when_forgotten(lambda: self._forget((owner, response_id), stream, log))
         return EventStream(stream.read(after=last_event), close=stream.left)
+
+    def is_coming(self, owner: str, response_id: str) -> bool:
+        stream = self._streams.get((owner, response_id))
+        return stream is not None and not stream.is_over
 
     def new_log(self, owner: str, origin: StreamOrigin, grace_s: float) -> StreamLog | None:
         """Where a stream of this process is noted for the case that it dies; None: nowhere."""
@@ -171,11 +189,12 @@ class KeptStreams:
         """The answer to a client that has come back, or what to make it of."""
         return EventStream(self.events(owner, last_event_id))
 
-    def _forget(self, owner: str, response_id: str, log: StreamLog | None) -> None:
-        if self._streams.pop((owner, response_id), None) is not None:
-            self._give_back(owner)
-            if log is not None:
-                log.forget()
+    def _forget(self, key: tuple[str, str], stream: KeptStream, log: StreamLog | None) -> None:
+        if self._streams.get(key) is stream:  # else it was taken back from us before
+            del self._streams[key]
+        self._give_back(key[0])
+        if log is not None:
+            log.forget()
 
     async def close(self) -> None:
         for stream in list(self._streams.values()):
@@ -189,20 +208,16 @@ def parse_event_id(event_id: str) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
-def not_kept() -> HttpError:
-    return HttpError(404, "this stream is not kept (any more)", "stream_not_found")
-
-
 class Numbering:
     """Gives each event an id that names the stream and the place in it."""
 
     def __init__(self, response_id: str) -> None:
         self._head = f"id: {response_id}:".encode()
-        self._number = 0
+        self.number = 0  # of the last event
 
     def numbered(self, one: bytes) -> bytes:
-        self._number += 1
-        return b"%b%d\n%b" % (self._head, self._number, one)
+        self.number += 1
+        return b"%b%d\n%b" % (self._head, self.number, one)
 
     async def all(self, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
         async with aclosing(events):

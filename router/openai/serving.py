@@ -20,11 +20,11 @@ from kvasir.router.openai.bodies import Bodies
 from kvasir.router.openai.body import read_body
 from kvasir.router.openai.client_gone import ClientGone, unless_gone
 from kvasir.router.openai.errors import error_response, json_response
-from kvasir.router.openai.kept_streams import KeptStreams, Numbering, not_kept, parse_event_id
+from kvasir.router.openai.kept_streams import KeptStreams, Numbering, parse_event_id
 from kvasir.router.openai.models import GenerationBody
 from kvasir.router.openai.opening import Opening
 from kvasir.router.openai.sse import HEARTBEAT_S, EventStream
-from kvasir.router.openai.tape import StreamLog, StreamOrigin, TakenStream
+from kvasir.router.openai.tape import StreamLog, StreamOrigin, TakenStream, not_kept
 from kvasir.router.tenants.tenant import current_tenant
 
 B = TypeVar("B", bound=GenerationBody)
@@ -120,16 +120,20 @@ class Serving:
         return EventStream(events, close=opening.aclose, short_way=short_way)
 
     async def _keep(
-        self, generation: Generation, grace_s: float, log: StreamLog | None, last_event: int = 0
+        self, generation: Generation, grace_s: float, log: StreamLog | None, taken: TakenStream | None = None
     ) -> EventStream:
         """The stream of a client that may come back."""
         answer, begun, owner = generation.answer, generation.begun, current_tenant.get().owner
+        numbering, last_event = Numbering(answer.response_id), 0
         with self._streams.room(owner):
-            if log is not None:
+            if taken is not None:
+                last_event = taken.last_event
+                begun.tape.go_on_with(taken, lambda: last_event > max(numbering.number, answer.num_openings))
+            elif log is not None:
                 begun.tape.note_to(log)
             opening = Opening(begun.deltas)
             await opening.wait(HEARTBEAT_S)
-            events = Numbering(answer.response_id).all(answer.events(opening.deltas()))
+            events = numbering.all(answer.events(opening.deltas()))
             return self._streams.keep(owner, answer.response_id, events, opening.aclose, grace_s, log, last_event)
 
     async def _go_on(self, endpoint: Endpoint[B], taken: TakenStream) -> EventStream:
@@ -145,8 +149,7 @@ class Serving:
             generation = await endpoint.prepare(body, record, origin)
             grace_s = body.resume_grace_s
             assert grace_s is not None, "it was kept for so long before"
-            generation.begun.tape.go_on_with(taken)
-            return await self._keep(generation, grace_s, taken.log, taken.last_event)
+            return await self._keep(generation, grace_s, taken.log, taken)
         except BaseException as error:
             record.end(outcome_of(error) if isinstance(error, Exception) else "abort")
             taken.log.give_back()

@@ -6,7 +6,7 @@ Events follow from tokens, and from how they came together; that is noted too, s
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +16,7 @@ import orjson
 
 from kvasir.router.merge import merge
 from kvasir.router.openai.answer import AnswerRecord
+from kvasir.router.openai.errors import HttpError
 from kvasir.router.types import Continued, PositionLogprobs, Reader, RoutedRequest, Source, TokenDelta
 
 _MANY = 32  # replayed in one turn
@@ -82,12 +83,14 @@ class Tape:
         self._record = record
         self._log: StreamLog | None = None
         self._taken: TakenStream | None = None
+        self._is_behind: Callable[[], bool] = lambda: False
 
     def note_to(self, log: StreamLog) -> None:
         self._log = log
 
-    def go_on_with(self, taken: TakenStream) -> None:
-        self._taken, self._log = taken, taken.log
+    def go_on_with(self, taken: TakenStream, is_behind: Callable[[], bool]) -> None:
+        """`is_behind`: all that was noted has been replayed, and the client has seen more. Nobody can go on then."""
+        self._taken, self._log, self._is_behind = taken, taken.log, is_behind
 
     def generate(
         self, requests: Sequence[RoutedRequest], readers: Sequence[Reader]
@@ -126,6 +129,9 @@ class Tape:
         ]
         if not parts:
             return
+        if self._is_behind():
+            taken.log.forget()
+            raise not_kept()
         async with aclosing(self._live(parts, taken.log)) as deltas:
             async for delta in deltas:
                 yield delta
@@ -200,6 +206,10 @@ class _Replay:
 
     def _sequences(self, prompt: int) -> range:
         return range(prompt * self._num_sequences, (prompt + 1) * self._num_sequences)
+
+
+def not_kept() -> HttpError:
+    return HttpError(404, "this stream is not kept (any more)", "stream_not_found")
 
 
 def line_of(delta: TokenDelta) -> bytes:

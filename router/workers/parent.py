@@ -86,6 +86,7 @@ def share_of(config: RouterConfig) -> RouterConfig:
         "max_num_queued_tokens",
         "max_resumable_streams",
         "max_resumable_streams_per_key",
+        "streams_redis_bytes",
         "grammar_workers",
     )
     return config.model_copy(

@@ -5,6 +5,7 @@ from __future__ import annotations  # grpc's classes are generic in their stubs 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -14,21 +15,19 @@ from kvasir.common.logging import Sparse
 from kvasir.proto import workers_pb2 as pb
 from kvasir.router.assembly import Alone
 from kvasir.router.config import RouterConfig
-from kvasir.router.openai.errors import HttpError, StoreUnavailable
-from kvasir.router.openai.kept_streams import KeptStreams, parse_event_id
+from kvasir.router.openai.errors import StoreUnavailable
+from kvasir.router.openai.kept_streams import KeptStreams
+from kvasir.router.openai.noted_streams import NotedStreams, Notes
 from kvasir.router.openai.responses.store import ResponseStore, StoredResponse
 from kvasir.router.openai.sse import EventStream
-from kvasir.router.openai.tape import StreamLog, StreamOrigin, TakenStream
 from kvasir.router.overview import Overview, OwnOverview, Picture
 from kvasir.router.tenants.budgets import Balance, Budget, Budgets
 from kvasir.router.workers.places import Places, channel_to, worker_stub
-from kvasir.router.workers.stream_log import HubStreamLog, StreamNotes
+from kvasir.router.workers.stream_log import StreamNotes
 
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 5.0
-_FOUND_WITHIN_S = 5.0
-_LOOK_AGAIN_S = 0.1
 
 
 class AmongWorkers(Alone):
@@ -45,9 +44,17 @@ class AmongWorkers(Alone):
     def memory_store(self, config: RouterConfig) -> ResponseStore:
         return HubResponseStore(self._hub)
 
-    def streams(self, config: RouterConfig) -> KeptStreams:
+    def streams(self, config: RouterConfig, notes: Notes | None) -> KeptStreams:
+        """A stream is kept by the worker that generates it, and read from there wherever its client comes back. If
+        that worker has died, the one that the client comes to goes on with it."""
         others = [self._places.worker(number) for number in range(config.workers) if number != self._number]
-        return SharedStreams(config, others, StreamNotes(self._hub, self._number))
+        return NotedStreams(
+            notes or StreamNotes(self._hub, self._number),
+            [partial(_resumed_at, place) for place in others],
+            max_grace_s=config.max_resume_grace_s,
+            max_streams=config.max_resumable_streams,
+            max_of_one=config.max_resumable_streams_of_one,
+        )
 
     def overview(self, own: OwnOverview) -> Overview:
         return WholeOverview(self._hub, own)
@@ -129,43 +136,6 @@ class HubResponseStore:
 
     async def close(self) -> None:
         """The channel is the process's."""
-
-
-class SharedStreams(KeptStreams):
-    """A stream is kept by the worker that generates it, and read from there wherever its client comes back. If that
-    worker has died, the one that the client comes to goes on with it."""
-
-    def __init__(self, config: RouterConfig, others: list[str], notes: StreamNotes) -> None:
-        super().__init__(
-            max_grace_s=config.max_resume_grace_s,
-            max_streams=config.max_resumable_streams,
-            max_of_one=config.max_resumable_streams_of_one,
-        )
-        self._others = others
-        self._notes = notes
-
-    def new_log(self, owner: str, origin: StreamOrigin, grace_s: float) -> StreamLog:
-        return HubStreamLog(self._notes, owner, origin, min(grace_s, self._max_grace_s))
-
-    async def resume(self, owner: str, last_event_id: str, endpoint: str) -> EventStream | TakenStream:
-        """A worker that has it may be about to die, or to go on with it: then this is asked again, for a while."""
-        end_s = asyncio.get_running_loop().time() + _FOUND_WITHIN_S
-        while True:
-            try:
-                return await super().resume(owner, last_event_id, endpoint)
-            except HttpError as error:
-                if error.status != 404:
-                    raise
-                for place in self._others:
-                    stream = await _resumed_at(place, owner, last_event_id)
-                    if stream is not None:
-                        return stream
-                found = await self._notes.take(owner, *parse_event_id(last_event_id), endpoint)
-                if isinstance(found, TakenStream):
-                    return found
-                if not found or asyncio.get_running_loop().time() > end_s:
-                    raise
-            await asyncio.sleep(_LOOK_AGAIN_S)
 
 
 async def _resumed_at(place: str, owner: str, last_event_id: str) -> EventStream | None:

@@ -11,9 +11,9 @@ from typing import Any
 import grpc.aio
 
 from kvasir.common.logging import Sparse
-from kvasir.common.tokens import pack_tokens, unpack_tokens
 from kvasir.proto import workers_pb2 as pb
-from kvasir.router.openai.tape import Asked, StreamOrigin, TakenStream, deltas_of, line_of
+from kvasir.router.openai.stream_head import head_of, origin_of, taken_stream
+from kvasir.router.openai.tape import StreamLog, StreamOrigin, TakenStream, line_of
 from kvasir.router.types import RoutedRequest, TokenDelta
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,9 @@ class StreamNotes:
             self._sending = asyncio.create_task(self._send())
         return batch.is_sent
 
+    def new_log(self, owner: str, origin: StreamOrigin, grace_s: float) -> StreamLog:
+        return HubStreamLog(self, owner, origin, grace_s)
+
     async def take(self, owner: str, response_id: str, last_event: int, endpoint: str) -> TakenStream | bool:
         """If there is none for us: whether a worker has it."""
         request = pb.TakeStreamRequest(worker=self._worker, owner=owner, response_id=response_id, endpoint=endpoint)
@@ -56,22 +59,13 @@ class StreamNotes:
             return False
         if not answer.HasField("head"):
             return bool(answer.is_held)
-        head = answer.head
-        deltas = deltas_of(answer.lines)
-        origin = StreamOrigin(
-            response_id=response_id,
-            created=head.created,
-            endpoint=endpoint,
-            body=head.body,
-            timeout_s=head.timeout_s if head.HasField("timeout_s") else None,
-        )
-        return TakenStream(
-            origin=origin,
-            asked=[_asked(one) for one in (head, *head.further_prompts)],
-            deltas=deltas,
-            log=HubStreamLog(self, owner, origin, head.grace_s, num_noted=len(deltas)),
-            last_event=last_event,
-        )
+        origin = origin_of(response_id, answer.head)
+        num_noted = answer.lines.count(b"\n")
+        log = HubStreamLog(self, owner, origin, answer.head.grace_s, num_noted)
+        return taken_stream(origin, answer.head, answer.lines, log, last_event)
+
+    async def close(self) -> None:
+        """The channel is the process's."""
 
     async def _send(self) -> None:
         while self._next.notes:
@@ -103,18 +97,7 @@ class HubStreamLog:
         self._num_noted = num_noted
 
     async def begin(self, requests: Sequence[RoutedRequest]) -> None:
-        first, *further = map(_prompt, requests)
-        head = pb.StreamHead(
-            endpoint=self._origin.endpoint,
-            body=self._origin.body,
-            created=self._origin.created,
-            timeout_s=self._origin.timeout_s,
-            grace_s=self._grace_s,
-            seed=first.seed,
-            max_tokens=first.max_tokens,
-            prompt_token_ids=first.prompt_token_ids,
-            further_prompts=further,
-        )
+        head = head_of(self._origin, requests, self._grace_s)
         self._origin = replace(self._origin, body=b"")  # it may be large, and the parent has it
         await self._note(begun=head).wait()
 
@@ -131,12 +114,3 @@ class HubStreamLog:
 
     def _note(self, **what: Any) -> asyncio.Event:
         return self._notes.add(pb.StreamNote(owner=self._owner, response_id=self._origin.response_id, **what))
-
-
-def _prompt(request: RoutedRequest) -> pb.StreamPrompt:
-    sampling, token_ids = request.sampling, pack_tokens(request.prompt_token_ids)
-    return pb.StreamPrompt(seed=sampling.seed, max_tokens=sampling.max_tokens, prompt_token_ids=token_ids)
-
-
-def _asked(one: pb.StreamHead | pb.StreamPrompt) -> Asked:
-    return Asked(one.seed, one.max_tokens, tuple(unpack_tokens(one.prompt_token_ids)))

@@ -20,7 +20,7 @@ class _Record:
 
     @property
     def num_bytes(self) -> int:
-        prompts = (self.head, *self.head.further_prompts)
+        prompts: list[pb.StreamHead | pb.StreamPrompt] = [self.head, *self.head.further_prompts]
         return len(self.head.body) + sum(len(one.prompt_token_ids) for one in prompts) + len(self.lines)
 
 

@@ -41,6 +41,8 @@ _MAX_PAGE = 100
 class ResponseAnswer:
     """Whole or in events; stored before the client is told that it is complete."""
 
+    num_openings = 2  # created, in progress
+
     def __init__(self, writer: ResponseWriter, kept: "Kept | None") -> None:
         self._writer = writer
         self._kept = kept

@@ -1,0 +1,232 @@
+"""Resumable streams noted in Redis (or Valkey): any router that their client comes back to goes on with them.
+
+A stream is one list there: who has it, its endpoint, its head, then a line for each delta. Whoever takes it puts its
+own name in front; the one that had it, should it be alive, hears so with its next token, which no client then sees. So
+no router has to know others, or whether they live.
+
+A server that does not answer costs a stream this way back, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis.asyncio
+from google.protobuf.message import DecodeError
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from kvasir.common.logging import Sparse
+from kvasir.proto import workers_pb2 as pb
+from kvasir.router.openai.errors import StoreUnavailable
+from kvasir.router.openai.stream_head import head_of, origin_of, taken_stream
+from kvasir.router.openai.tape import StreamLog, StreamOrigin, TakenStream, line_of
+from kvasir.router.types import RoutedRequest, TokenDelta
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT_S = 1.0
+_QUIET_S = 1.0  # so long nothing is asked of a server that has not answered
+
+# Each may be sent twice: a connection breaks after the server has acted, too.
+_BEGIN = """
+redis.call('DEL', KEYS[1])
+redis.call('RPUSH', KEYS[1], ARGV[1], ARGV[2], ARGV[3])
+return redis.call('PEXPIRE', KEYS[1], ARGV[4])
+"""
+_ADD = """
+local holder = redis.call('LINDEX', KEYS[1], 0)
+if not holder then return 'gone' end
+if holder ~= ARGV[1] then return 'taken' end
+local missing = tonumber(ARGV[2]) + 3 - redis.call('LLEN', KEYS[1])
+if missing == 0 then redis.call('RPUSH', KEYS[1], ARGV[3]) end
+if missing == 0 or missing == -1 then return 'noted' end
+redis.call('DEL', KEYS[1])
+return 'gone'
+"""
+_FORGET = """
+if redis.call('LINDEX', KEYS[1], 0) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return 1
+"""
+_TAKE = """
+if redis.call('LINDEX', KEYS[1], 1) ~= ARGV[2] then return {} end
+redis.call('LSET', KEYS[1], 0, ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return redis.call('LRANGE', KEYS[1], 2, -1)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    script: str
+    key: str
+    arguments: tuple[str | bytes | int, ...]
+    answer: asyncio.Future[Any]  # None: there is none
+
+
+class RedisNotes:
+    """What all streams of this process note goes in one call after the other: what comes while one is on its way goes
+    with the next.
+
+    `max_life_s`: of one request; a stream that nobody came back to is forgotten after that and its grace time.
+    `max_bytes`: of all that this process has noted; beyond, streams are not noted. `on_failure`: of one stream.
+    """
+
+    def __init__(
+        self, url: str, *, max_life_s: float, max_bytes: int, on_failure: Callable[[], None] = lambda: None
+    ) -> None:
+        """ValueError for a URL that is none."""
+        retry = Retry(NoBackoff(), 1)
+        self._redis = redis.asyncio.from_url(
+            url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, retry=retry
+        )
+        self._max_life_s = max_life_s
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._on_failure = on_failure
+        self._sparse = Sparse()
+        self._next: list[_Call] = []
+        self._sending: asyncio.Task[None] | None = None
+        self._quiet_until_s = 0.0
+
+    def new_log(self, owner: str, origin: StreamOrigin, grace_s: float) -> StreamLog:
+        return RedisStreamLog(self, _key(owner, origin.response_id), origin, grace_s, secrets.token_hex(16))
+
+    async def take(self, owner: str, response_id: str, last_event: int, endpoint: str) -> TakenStream | bool:
+        """Raises StoreUnavailable."""
+        key, holder = _key(owner, response_id), secrets.token_hex(16)
+        noted = await self.call(_TAKE, key, holder, endpoint, self.ttl_ms(None, 0))
+        if noted is None:
+            self._on_failure()
+            raise StoreUnavailable("what is noted of streams cannot be read now")
+        if not noted:
+            return False
+        try:
+            head = pb.StreamHead.FromString(noted[0])
+            origin = origin_of(response_id, head)
+            stream_log = RedisStreamLog(self, key, origin, head.grace_s, holder, len(noted) - 1)
+            return taken_stream(origin, head, b"".join(noted[1:]), stream_log, last_event)
+        except (DecodeError, ValueError, TypeError) as error:
+            log.warning("a stream that is noted in Redis cannot be read: %s", error)
+            return False
+
+    async def close(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
+        await self._redis.aclose()
+
+    def call(self, script: str, key: str, *arguments: str | bytes | int) -> asyncio.Future[Any]:
+        """What it answers; None if nothing."""
+        one = _Call(script, key, arguments, asyncio.get_running_loop().create_future())
+        self._next.append(one)
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send())
+        return one.answer
+
+    def ttl_ms(self, life_s: float | None, grace_s: float) -> int:
+        return round(1000 * ((self._max_life_s if life_s is None else min(life_s, self._max_life_s)) + grace_s)) + 1000
+
+    def hold(self, num_bytes: int) -> bool:
+        """False: there is no room for so much more."""
+        if num_bytes > 0 and self._num_bytes + num_bytes > self._max_bytes:
+            return False
+        self._num_bytes += num_bytes
+        return True
+
+    def failed(self, why: str) -> None:
+        self._on_failure()
+        if self._sparse.allows("failed"):
+            log.warning("a stream cannot be gone on with by another router: %s", why)
+
+    async def _send(self) -> None:
+        while self._next:
+            calls, self._next = self._next, []
+            answers = await self._answers(calls)
+            for call, answer in zip(calls, answers, strict=True):
+                if not call.answer.done():  # whoever asked may have gone
+                    call.answer.set_result(answer)
+        self._sending = None
+
+    async def _answers(self, calls: Sequence[_Call]) -> list[Any]:
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._quiet_until_s:
+            return [None] * len(calls)
+        try:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for call in calls:
+                    pipe.eval(call.script, 1, call.key, *call.arguments)
+                answers = await pipe.execute(raise_on_error=False)
+        except Exception as error:  # whatever it is: no stream waits for it
+            if not isinstance(error, RedisError | OSError):
+                log.exception("the Redis that streams are noted in cannot be asked")
+            self._quiet_until_s = asyncio.get_running_loop().time() + _QUIET_S
+            return [None] * len(calls)
+        return [None if isinstance(answer, Exception) else answer for answer in answers]
+
+
+class RedisStreamLog:
+    """A `StreamLog`. Once something could not be noted, nothing is: what is there is too old to go on from."""
+
+    def __init__(
+        self, notes: RedisNotes, key: str, origin: StreamOrigin, grace_s: float, holder: str, num_noted: int = 0
+    ) -> None:
+        self._notes = notes
+        self._key = key
+        self._origin = origin
+        self._grace_s = grace_s
+        self._holder = holder  # is us, and nobody else
+        self._num_noted = num_noted
+        self._num_bytes = 0
+        self._is_noted = True
+
+    async def begin(self, requests: Sequence[RoutedRequest]) -> None:
+        head = head_of(self._origin, requests, self._grace_s).SerializeToString()
+        ttl_ms = self._notes.ttl_ms(self._origin.timeout_s, self._grace_s)
+        if self._has_room(len(head)):
+            answer = await self._notes.call(_BEGIN, self._key, self._holder, self._origin.endpoint, head, ttl_ms)
+            if answer is None:
+                self._give_up("their Redis does not answer")
+
+    async def add(self, delta: TokenDelta) -> None:
+        """Another router has taken the stream: then the generation is cancelled here."""
+        line = line_of(delta)
+        if not self._is_noted or not self._has_room(len(line)):
+            return
+        answer = await self._notes.call(_ADD, self._key, self._holder, self._num_noted, line)
+        self._num_noted += 1
+        if answer == b"taken":
+            raise asyncio.CancelledError("another router goes on with it")
+        if answer != b"noted":
+            self._give_up("their Redis does not answer" if answer is None else "their Redis has lost it")
+
+    def forget(self) -> None:
+        self.give_back()
+        self._notes.call(_FORGET, self._key, self._holder)
+
+    def give_back(self) -> None:
+        """Whoever asks for it may have it in any case."""
+        self._is_noted = False
+        self._notes.hold(-self._num_bytes)
+        self._num_bytes = 0
+
+    def _has_room(self, num_bytes: int) -> bool:
+        if self._notes.hold(num_bytes):
+            self._num_bytes += num_bytes
+            return True
+        self._give_up("too much is noted")
+        return False
+
+    def _give_up(self, why: str) -> None:
+        self.forget()
+        self._notes.failed(why)
+
+
+def _key(owner: str, response_id: str) -> str:
+    return f"kvasir:stream:{owner}:{response_id}"
