@@ -90,7 +90,14 @@ class SharedStorageConnector:
                 self._look_now.set()
 
     async def contains(self, keys: Sequence[StoreKey]) -> list[bool]:
-        return await self._ask(lambda: [self._folder.has(key) for key in keys])
+        def look() -> list[bool]:
+            try:
+                with self._folder.opened() as folder:
+                    return [folder.has(key) for key in keys]
+            except FileNotFoundError:
+                return [False] * len(keys)
+
+        return await self._ask(look)
 
     async def fetch(
         self, keys: Sequence[StoreKey], *, land: Land | None = None
@@ -104,14 +111,16 @@ class SharedStorageConnector:
             raise KVTransferError(f"shared storage: {error}") from error
 
     def _read(self, job: Job[Any], keys: Sequence[StoreKey], places: Sequence[memoryview]) -> Sizes:
-        for index, (key, place) in enumerate(zip(keys, places, strict=True)):
-            job.check()
-            yield index, self._folder.read(key, place)
+        with suppress(FileNotFoundError), self._folder.opened() as folder:
+            for index, (key, place) in enumerate(zip(keys, places, strict=True)):
+                job.check()
+                yield index, folder.read(key, place)
 
     async def discard(self, keys: Sequence[StoreKey]) -> None:
         def remove() -> None:
-            for key in keys:
-                self._folder.remove(key)
+            with suppress(FileNotFoundError), self._folder.opened() as folder:
+                for key in keys:
+                    folder.remove(key)
 
         await self._ask(remove)
 
@@ -125,9 +134,10 @@ class SharedStorageConnector:
             raise KVTransferError(f"shared storage: {error}") from error
 
     def _write(self, job: Job[None], frames: "_Shared[tuple[StoreKey, Frame]]", most: int | None = None) -> None:
-        for key, frame in islice(frames, most):
-            job.check()
-            self._folder.write(key, frame, self._quota.make_room(frame.payload.nbytes + ALIGNMENT))
+        with self._folder.opened(is_made=True) as folder:
+            for key, frame in islice(frames, most):
+                job.check()
+                folder.write(key, frame, self._quota.make_room(folder, frame.payload.nbytes + ALIGNMENT))
 
     async def _look_now_and_then(self) -> None:
         while True:

@@ -1,9 +1,7 @@
 """A block as a file in a folder that several nodes mount.
 
-    <folder>/3f/3fa0...-exact-float32-0-3             a block: its header, zeros up to a page, its payload
-    <folder>/00/00.0c5d....tmp                        one being written: aside, and renamed when it is whole
-
-What is being written lies in one folder, since file systems are slow to make files in many.
+    <folder>/3fa0...-exact-float32-0-3        a block: its header, zeros up to a page, its payload
+    <folder>/0c5d....17.tmp                   one being written: aside, and renamed when it is whole
 
 Readers see all of a block or nothing, without a lock, on NFS as well. Names are made of hashes and layouts, never of a
 request's text. Links are not followed, what is not ours is not touched, and of a file that is read nothing is
@@ -16,8 +14,9 @@ import re
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from kvasir.kv_connector.base import Frame, StoreKey
@@ -27,14 +26,12 @@ from kvasir.kv_connector.stored import before_payload
 ALIGNMENT = PAGE_BYTES  # whole pages are copied faster
 
 _BLOCK = re.compile(r"[0-9a-f]{64}(-[0-9a-z]+){1,8}")
-_ASIDE_FOLDER = "00"
-_ASIDE = re.compile(r"[0-9a-f]{2}\.[0-9a-f]{32}\.tmp")
-_SUBFOLDER = re.compile(r"[0-9a-f]{2}")
+_ASIDE = re.compile(r"[0-9a-f]{32}\.[0-9]{1,18}\.tmp")
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not hold us up
 _STATUS_BLOCK_BYTES = 512  # what stat counts in
 _MAX_UNNOTED_S = 300.0
-_NO_FILE = (FileNotFoundError, NotADirectoryError)
-_NO_FILE_OF_OURS = (errno.ELOOP, errno.ENXIO)  # a link, a socket
+_GONE = (errno.ENOENT, errno.ESTALE)  # the second from NFS, of a file that another machine has removed
+_NONE_OF_OURS = (errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM)  # a link, a socket, another user's
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +43,15 @@ class FoundFile:
 
 
 class BlockFolder:
-    """All calls block, and raise OSError."""
+    """Where it is, and whose. All calls block, and raise OSError."""
 
     def __init__(self, path: Path, ttl_s: float) -> None:
         self.path = path
-        self._start = f"{path}/"  # as text: to put paths together costs more than to open them
-        self._ttl_s = ttl_s
-        self._unnoted_s = min(ttl_s / 8, _MAX_UNNOTED_S)  # a use so soon after the one before is not noted
+        self.ttl_s = ttl_s
+        self.unnoted_s = min(ttl_s / 8, _MAX_UNNOTED_S)  # a use so soon after the one before is not noted
+        self._disk: int | None = None  # that it was on
+        self._clock_ahead_s = 0.0  # of the disk's server, to ours
+        self._asides = map(f"{os.urandom(16).hex()}.{{}}.tmp".format, count())
 
     def prepare(self) -> None:
         """Make it if it is not there. ValueError if it is somebody else's; others' right to look into it is taken."""
@@ -62,32 +61,90 @@ class BlockFolder:
             raise ValueError(f"{self.path} is no folder, or a link to one")
         if status.st_uid != os.geteuid():
             raise ValueError(f"{self.path} belongs to user {status.st_uid}, and this is user {os.geteuid()}")
-        if stat.S_IMODE(status.st_mode) != 0o700:
-            self.path.chmod(0o700)
+        with self.opened():
+            """It can be used."""
+
+    @contextmanager
+    def opened(self, is_made: bool = False) -> Iterator["OpenFolder"]:
+        """For some calls, which all go to the same folder whatever becomes of its path."""
+        with _Open(self._open(is_made)) as folder:
+            status = os.fstat(folder)
+            if status.st_uid != os.geteuid():
+                raise PermissionError(errno.EPERM, f"belongs to user {status.st_uid}", str(self.path))
+            if stat.S_IMODE(status.st_mode) != 0o700:
+                with suppress(OSError):  # read-only, maybe
+                    os.fchmod(folder, 0o700)
+            self._disk = status.st_dev
+            yield OpenFolder(self, folder)
+
+    def new_aside(self) -> str:
+        return next(self._asides)
+
+    def age_s(self, used_s: float) -> float:
+        """By the clock that files get their times from. Below zero where it was set back since, or of nonsense."""
+        return time.time() + self._clock_ahead_s - used_s
+
+    def is_old(self, used_s: float) -> bool:
+        return abs(self.age_s(used_s)) > self.ttl_s
+
+    def compare_clocks(self, folder: int) -> None:
+        """A machine whose clock is wrong takes no block of the others' for an old one."""
+        with suppress(OSError):  # read-only, maybe
+            os.utime(folder)
+            self._clock_ahead_s = os.fstat(folder).st_mtime - time.time()
+
+    def free_bytes(self) -> int:
+        """Of the disk."""
+        status = os.statvfs(self.path.parent)
+        return status.f_bavail * status.f_frsize
+
+    def _open(self, is_made: bool) -> int:
+        flags = os.O_RDONLY | os.O_DIRECTORY | _OPEN
+        try:
+            return os.open(self.path, flags)
+        except FileNotFoundError:
+            # Neither its parents nor on another disk: where a mount has gone, blocks would fill the one below.
+            if not is_made or self._disk not in (None, self.path.parent.stat().st_dev):
+                raise
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            return os.open(self.path, flags)
+
+
+class OpenFolder:
+    """What lies in it. All calls block, and raise OSError."""
+
+    __slots__ = ("_folder", "_of")
+
+    def __init__(self, of: BlockFolder, folder: int) -> None:
+        self._of = of
+        self._folder = folder
 
     def has(self, key: StoreKey) -> bool:
-        with suppress(*_NO_FILE), self._subfolder(key) as folder:
-            status = os.stat(key, dir_fd=folder, follow_symlinks=False)
-            if stat.S_ISREG(status.st_mode) and not self.is_old(status.st_mtime):
-                self._note_use(status, key, folder)
-                return True
-        return False
+        status = self._status(key)
+        if status is None or not stat.S_ISREG(status.st_mode) or self._of.is_old(status.st_mtime):
+            return False
+        if self._is_to_be_noted(status):
+            with suppress(OSError):  # read-only, maybe
+                os.utime(key, dir_fd=self._folder, follow_symlinks=False)
+        return True
 
     def read(self, key: StoreKey, into: memoryview) -> int | None:
         """How many bytes of `into` it fills; None if it is not there; 0 if it is none of ours."""
         try:
-            with self._subfolder(key) as folder, _Open(os.open(key, os.O_RDONLY | _OPEN, dir_fd=folder)) as file:
+            with _Open(os.open(_checked(key), os.O_RDONLY | _OPEN, dir_fd=self._folder)) as file:
                 status = os.fstat(file)
                 if not stat.S_ISREG(status.st_mode) or status.st_size > into.nbytes:
                     return 0
-                if self.is_old(status.st_mtime):
+                if self._of.is_old(status.st_mtime):
                     return None
-                self._note_use(status, file)
+                if self._is_to_be_noted(status):
+                    with suppress(OSError):  # read-only, maybe
+                        os.utime(file)
                 return _read_all(file, into[: status.st_size])
-        except _NO_FILE:
-            return None
         except OSError as error:
-            if error.errno in _NO_FILE_OF_OURS:
+            if error.errno in _GONE:
+                return None
+            if error.errno in _NONE_OF_OURS:
                 return 0
             raise
 
@@ -97,53 +154,31 @@ class BlockFolder:
         Whoever is reading that one at the moment will see that it does not match its checksum.
         """
         parts = [memoryview(before_payload(frame, ALIGNMENT)), frame.payload]
-        num_bytes, aside = sum(part.nbytes for part in parts), f"{_ASIDE_FOLDER}.{os.urandom(16).hex()}.tmp"
-        with self._subfolder(aside, is_made=True) as beside, self._subfolder(key, is_made=True) as folder:
-            try:
-                taken_over = self._take_over(instead_of, aside, beside) if instead_of else None
-                with _Open(_create(aside, beside) if taken_over is None else taken_over) as file:
-                    _write_all(file, parts)
-                    if taken_over is not None:
-                        os.ftruncate(file, num_bytes)
-                os.rename(aside, key, src_dir_fd=beside, dst_dir_fd=folder)
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(aside, dir_fd=beside)
-                raise
+        num_bytes, name, aside = sum(part.nbytes for part in parts), _checked(key), self._of.new_aside()
+        try:
+            taken_over = self._take_over(instead_of, aside) if instead_of else None
+            with _Open(self._create(aside) if taken_over is None else taken_over) as file:
+                _write_all(file, parts)
+                if taken_over is not None:
+                    os.ftruncate(file, num_bytes)
+            os.rename(aside, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(aside, dir_fd=self._folder)
+            raise
 
     def remove(self, name: str) -> None:
         """A block, or what was to become one. A folder of that name is somebody else's."""
-        with suppress(*_NO_FILE, IsADirectoryError), self._subfolder(name) as folder:
-            os.unlink(name, dir_fd=folder)
+        with suppress(FileNotFoundError, IsADirectoryError):
+            os.unlink(_checked(name), dir_fd=self._folder)
 
     def found(self) -> Iterator[FoundFile]:
         """Everything of ours, in no order. What changes meanwhile may be missing, or there no more."""
-        with suppress(*_NO_FILE), os.scandir(self.path) as subfolders:
-            for subfolder in subfolders:
-                if _SUBFOLDER.fullmatch(subfolder.name):
-                    with suppress(*_NO_FILE):
-                        yield from self._found_in(subfolder.name)
-
-    def used_s(self, name: str) -> float | None:
-        """When a block was written or read last, about; None if it is not there."""
-        with suppress(*_NO_FILE), self._subfolder(name) as folder:
-            return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
-        return None
-
-    def is_old(self, used_s: float) -> bool:
-        """Also what claims to be of a later time: another machine's clock, or nonsense."""
-        return abs(time.time() - used_s) > self._ttl_s
-
-    def free_bytes(self) -> int:
-        """Of the disk."""
-        status = os.statvfs(self.path.parent)
-        return status.f_bavail * status.f_frsize
-
-    def _found_in(self, subfolder: str) -> Iterator[FoundFile]:
-        with self._subfolder(subfolder) as folder, os.scandir(folder) as entries:
+        self._of.compare_clocks(self._folder)
+        with os.scandir(self._folder) as entries:
             for entry in entries:
                 is_block = _BLOCK.fullmatch(entry.name) is not None
-                if not (is_block or _ASIDE.fullmatch(entry.name)) or entry.name[:2] != subfolder:
+                if not (is_block or _ASIDE.fullmatch(entry.name)):
                     continue
                 with suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
@@ -151,30 +186,33 @@ class BlockFolder:
                         num_bytes = status.st_blocks * _STATUS_BLOCK_BYTES
                         yield FoundFile(entry.name, num_bytes, status.st_mtime, is_block)
 
-    def _subfolder(self, name: str, is_made: bool = False) -> "_Open":
-        """The folder in which a file of that name lies."""
-        if not (_BLOCK.fullmatch(name) or _ASIDE.fullmatch(name) or _SUBFOLDER.fullmatch(name)):
-            raise ValueError(f"not the name of a stored block: {name!r}")
-        path, flags = self._start + name[:2], os.O_RDONLY | os.O_DIRECTORY | _OPEN
-        try:
-            return _Open(os.open(path, flags))
-        except FileNotFoundError:
-            if not is_made:
-                raise
-            # Never the parents: under a mount point that is not mounted, blocks would fill the wrong disk.
-            for folder in (self.path, Path(path)):
-                if not folder.is_dir():
-                    folder.mkdir(mode=0o700, exist_ok=True)
-            return _Open(os.open(path, flags))
+    def used_s(self, name: str) -> float | None:
+        """When a block was written or read last, about; None if it is not there."""
+        status = self._status(name)
+        return None if status is None else status.st_mtime
 
-    def _take_over(self, name: str, aside: str, folder: int) -> int | None:
-        """That block under another name, open for writing; None if it has gone, or has a second name."""
+    def _status(self, name: str) -> os.stat_result | None:
         try:
-            with self._subfolder(name) as old:
-                os.utime(name, dir_fd=old, follow_symlinks=False)  # in use: nobody else's to remove
-                os.rename(name, aside, src_dir_fd=old, dst_dir_fd=folder)
+            return os.stat(_checked(name), dir_fd=self._folder, follow_symlinks=False)
+        except OSError as error:
+            if error.errno in _GONE:
+                return None
+            raise
+
+    def _is_to_be_noted(self, status: os.stat_result) -> bool:
+        return abs(self._of.age_s(status.st_mtime)) > self._of.unnoted_s
+
+    def _create(self, name: str) -> int:
+        return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o600, dir_fd=self._folder)
+
+    def _take_over(self, name: str, aside: str) -> int | None:
+        """That block under another name, open for writing; None if it has gone, or has a second name."""
+        folder = self._folder
+        try:
+            os.utime(_checked(name), dir_fd=folder, follow_symlinks=False)  # in use: nobody else's to remove
+            os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
             file = os.open(aside, os.O_WRONLY | _OPEN, dir_fd=folder)
-        except _NO_FILE:
+        except FileNotFoundError:
             return None
         status = os.fstat(file)
         if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
@@ -183,14 +221,6 @@ class BlockFolder:
         os.close(file)
         os.unlink(aside, dir_fd=folder)
         return None
-
-    def _note_use(self, status: os.stat_result, file: int | str, folder: int | None = None) -> None:
-        if abs(time.time() - status.st_mtime) > self._unnoted_s:
-            with suppress(OSError):  # read-only, maybe
-                if folder is None:
-                    os.utime(file)
-                else:
-                    os.utime(file, dir_fd=folder, follow_symlinks=False)
 
 
 class _Open:
@@ -208,8 +238,10 @@ class _Open:
         os.close(self._descriptor)
 
 
-def _create(name: str, folder: int) -> int:
-    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o600, dir_fd=folder)
+def _checked(name: str) -> str:
+    if not (_BLOCK.fullmatch(name) or _ASIDE.fullmatch(name)):
+        raise ValueError(f"not the name of a stored block: {name!r}")
+    return name
 
 
 def _write_all(file: int, parts: list[memoryview]) -> None:

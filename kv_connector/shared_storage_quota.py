@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 
-from kvasir.kv_connector.shared_storage_files import BlockFolder, FoundFile
+from kvasir.kv_connector.shared_storage_files import BlockFolder, FoundFile, OpenFolder
 
 _ASIDE_MAX_AGE_S = 600.0  # what a writer that died has left
 _LOOK_AGAIN_SHARE = 1 / 16  # of the quota, written since
@@ -48,13 +48,14 @@ class Quota:
             with self._lock:
                 written_before = self._written_bytes
             used_bytes, blocks = 0, []
-            for file in self._folder.found():
-                if self._is_over(file):
-                    self._folder.remove(file.name)
-                    continue
-                used_bytes += file.num_bytes
-                if file.is_block:
-                    blocks.append(file)
+            with self._folder.opened() as folder:
+                for file in folder.found():
+                    if self._is_over(file):
+                        folder.remove(file.name)
+                        continue
+                    used_bytes += file.num_bytes
+                    if file.is_block:
+                        blocks.append(file)
             blocks.sort(key=lambda file: file.used_s)
             if self._max_bytes is None:
                 self._max_bytes = (self._folder.free_bytes() + used_bytes) // 2
@@ -66,7 +67,7 @@ class Quota:
                 took_s = self._looked_s - started_s
                 self._look_again_s = self._looked_s + max(_MIN_LOOK_INTERVAL_S, _MIN_LOOK_INTERVALS * took_s)
 
-    def make_room(self, num_bytes: int) -> str | None:
+    def make_room(self, folder: OpenFolder, num_bytes: int) -> str | None:
         """For a block about to be written. What must go for it is gone but for one, named here: to be written over."""
         if self._must_look(num_bytes):
             self.look()
@@ -76,13 +77,13 @@ class Quota:
             self._used_bytes += num_bytes
             while self._is_too_much() and self._oldest:
                 file = self._oldest.popleft()
-                if self._folder.used_s(file.name) != file.used_s:
+                if folder.used_s(file.name) != file.used_s:
                     continue  # it was of use since we looked, or had to go for another's block, which is there now
                 self._used_bytes -= file.num_bytes
                 if to_write_over is None:
                     to_write_over = file.name
                 else:
-                    self._folder.remove(file.name)
+                    folder.remove(file.name)
         return to_write_over
 
     def _must_look(self, num_bytes: int) -> bool:
@@ -95,7 +96,7 @@ class Quota:
     def _is_over(self, file: FoundFile) -> bool:
         if file.is_block:
             return self._folder.is_old(file.used_s)
-        return abs(time.time() - file.used_s) > _ASIDE_MAX_AGE_S
+        return abs(self._folder.age_s(file.used_s)) > _ASIDE_MAX_AGE_S
 
 
 def _first(blocks: list[FoundFile], num_bytes: float) -> deque[FoundFile]:

@@ -64,7 +64,7 @@ class Files:
             file.truncate(rng.choice([0, 1, 4095, 4096, 1 << 20, 1 << 40]))  # a hole: the disk does not have so much
 
     def _path(self, name: StoreKey) -> Path:
-        return self._folder / "blocks" / name[:2] / name
+        return self._folder / "blocks" / name
 
 
 class Values:

@@ -43,9 +43,13 @@ def files(settings: ConnectorSettings) -> list[Path]:
     return sorted(path for path in Path(settings.path).rglob("*") if path.is_file())
 
 
-def listing(settings: ConnectorSettings) -> list[Path]:
+def everything_in(folder: Path) -> list[Path]:
     """Links, pipes and all."""
-    return list(Path(settings.path).rglob("*"))
+    return list(folder.rglob("*"))
+
+
+def listing(settings: ConnectorSettings) -> list[Path]:
+    return everything_in(Path(settings.path))
 
 
 def left_aside(settings: ConnectorSettings) -> list[Path]:
@@ -57,15 +61,14 @@ def remount_read_only(disk: Path) -> None:
 
 
 def file_of(settings: ConnectorSettings, name: StoreKey) -> Path:
-    return Path(settings.path) / "blocks" / name[:2] / name
+    return Path(settings.path) / "blocks" / name
 
 
 async def test_files_are_for_their_owner_only(connect: Connect, settings: ConnectorSettings) -> None:
     async with connect() as pair:
         await pair.sender.sender.publish(pair.ticket(), pair.outgoing(random_keys(3)))
     assert [stat.S_IMODE(path.stat().st_mode) for path in files(settings)] == [0o600] * 3
-    folders = {path.parent for path in files(settings)} | {Path(settings.path) / "blocks"}
-    assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}
+    assert stat.S_IMODE((Path(settings.path) / "blocks").stat().st_mode) == 0o700
 
 
 async def test_a_name_that_is_no_hash_builds_no_path(connect: Connect, settings: ConnectorSettings) -> None:
@@ -278,23 +281,30 @@ async def test_a_wider_folder_is_closed_and_anothers_is_refused(tmp_path: Path, 
             await SharedStorageConnector(settings).open(None, 1000)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", ["link", "file"])
-async def test_a_subfolder_that_is_none_is_not_followed(
+@pytest.mark.parametrize("kind", ["link", "file", "another user's"])
+async def test_a_folder_that_has_become_somebody_elses_is_left_alone(
     connect: Connect, settings: ConnectorSettings, tmp_path: Path, kind: str
 ) -> None:
     async with asyncio.timeout(DEADLINE_S), connect() as pair:
         keys = random_keys(1)
         await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
-        path = file_of(settings, store_key(keys[0], SMALL))
-        path.parent.rename(tmp_path / "elsewhere")
-        path.parent.symlink_to(tmp_path / "elsewhere") if kind == "link" else path.parent.write_text("not a folder")
+        folder, elsewhere = Path(settings.path) / "blocks", tmp_path / "elsewhere"
+        folder.rename(elsewhere)
+        if kind == "link":
+            folder.symlink_to(elsewhere)
+        elif kind == "file":
+            folder.write_text("no folder")
+        elif os.geteuid() == 0:
+            elsewhere.rename(folder)
+            os.chown(folder, 12345, -1)
+        else:
+            pytest.skip("only root can give a folder away")
         assert await pair.receiver.receiver.lookup(keys) == 0
         assert await fetch(pair, keys) == (0,)
-        assert pair.receiver.metrics.misses == {MissReason.ABSENT: 1}
         with pytest.raises(KVTransferError):
-            await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
-        assert pair.sender.metrics.store_failures == 1
-        assert (tmp_path / "elsewhere" / path.name).exists()
+            await pair.sender.sender.publish(pair.ticket(), pair.outgoing(random_keys(1)))
+        assert (pair.receiver.metrics.store_failures, pair.sender.metrics.store_failures) == (1, 1)
+        assert [path.name for path in everything_in(tmp_path) if "-exact-" in path.name] == [store_key(keys[0], SMALL)]
 
 
 async def test_a_disk_that_is_full_costs_a_line_and_works_again_when_there_is_room(
@@ -317,6 +327,36 @@ async def test_a_disk_that_is_full_costs_a_line_and_works_again_when_there_is_ro
         await asyncio.sleep(0.3)
         await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
         assert await fetch(pair, keys) == ()
+
+
+async def test_a_mount_that_has_gone_leaves_the_disk_below_it_alone(
+    settings: ConnectorSettings, small_disk: Path
+) -> None:
+    """Its mount point is still there; once it is mounted again, it is used again."""
+    on_small = replace(settings, path=str(small_disk))
+    keys = random_keys(2)
+    async with asyncio.timeout(DEADLINE_S), pairs_of(on_small)() as pair:
+        await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
+        away = small_disk.parent / "away"
+        await asyncio.to_thread(move_mount, small_disk, away)
+        with pytest.raises(KVTransferError, match="No such file or directory"):
+            await pair.sender.sender.publish(pair.ticket(), pair.outgoing(random_keys(2)))
+        assert await fetch(pair, keys) == (0, 1)
+        assert listing(on_small) == []
+        await asyncio.to_thread(move_mount, away, small_disk)
+        await asyncio.sleep(0.3)
+        assert await fetch(pair, keys) == ()
+        for path in files(on_small):
+            path.unlink()
+        (small_disk / "blocks").rmdir()  # by somebody who wants an empty store
+        await asyncio.sleep(0.3)
+        await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
+        assert await fetch(pair, keys) == ()
+
+
+def move_mount(old: Path, new: Path) -> None:
+    new.mkdir(exist_ok=True)
+    subprocess.run(["mount", "--move", str(old), str(new)], check=True)
 
 
 async def test_a_read_only_mount_is_read(settings: ConnectorSettings, small_disk: Path) -> None:
@@ -343,7 +383,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if mounting.returncode != 0:
         pytest.skip(f"mounting is not allowed here: {mounting.stderr.decode().strip()}")
     yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+    for mounted in (disk, tmp_path / "away"):
+        if mounted.is_mount():
+            subprocess.run(["umount", "-l", str(mounted)], check=True)
 
 
 @pytest.mark.parametrize("num_mib", [1, 40, 70])
