@@ -31,6 +31,7 @@ _LOST = {
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the handshake failed; is encryption on at both ends, or off?",
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "it does not know this cluster's secret",
 }
+_RECONNECT_AFTER_MS = 3600_000
 _link_numbers = itertools.count()
 _HEAD_BYTES = len(protocol.BLOCK) + protocol.NUMBER_BYTES
 
@@ -63,7 +64,8 @@ class Link:
         max_reply_bytes = protocol.max_reply_bytes(max_payload_bytes)
         protocol.configure(self._raw, max_reply_bytes, address.startswith("["))
         protocol.guard_receiver(self._raw, keys, is_encrypted)
-        self._raw.set(zmq.RECONNECT_IVL, -1)
+        # It does not come to that: a lost link is closed. But with none, zmq throws away what came before the loss.
+        self._raw.set(zmq.RECONNECT_IVL, _RECONNECT_AFTER_MS)
         max_unread = 2 * window * max_payload_bytes // max_reply_bytes  # whatever a sender does
         self._raw.set(zmq.RCVHWM, max(max_unread, 2))
         monitor_address = f"inproc://kv-link-{next(_link_numbers)}"
@@ -152,6 +154,7 @@ class Link:
     # What comes.
 
     def _see(self, event: list[zmq.Frame]) -> None:
+        self._socket.drain()  # what came before the loss is as good as any
         self._lose(_LOST[zmq.Event(parse_monitor_message([frame.bytes for frame in event])["event"])])
 
     def _take(self, message: list[zmq.Frame]) -> None:
@@ -225,8 +228,8 @@ class Requests:
         """For the leading ones of the keys, as many as makes sense now; how many that is."""
         if self._keys and len(self._keys) > self._link.window_size // 2:
             return 0  # asked for by twos and threes, blocks cost more
-        if self._keys and self._link.window.locked():
-            return 0
+        if self._keys and (self._link.window.locked() or self._link.why_lost):
+            return 0  # first what has been answered
         numbers = await self._link.ask(self._transfer_id, keys, self._replies)
         self._keys.update(zip(numbers, keys, strict=False))
         return len(numbers)

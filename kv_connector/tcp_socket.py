@@ -39,6 +39,11 @@ class LoopSocket:
         if self._next_look is None and not self._socket.closed:
             self._next_look = self._loop.call_soon(self._read)
 
+    def drain(self) -> None:
+        """Hand over at once what has come; for a connection by which nothing more can."""
+        while self._read_one():
+            pass
+
     def close(self) -> None:
         if self._socket.closed:
             return
@@ -52,10 +57,15 @@ class LoopSocket:
             self._next_look.cancel()
             self._next_look = None
         for _ in range(_MESSAGES_A_TURN):
-            if self._socket.closed or not int(self._socket.get(zmq.EVENTS)) & _POLLIN:
+            if not self._read_one():
                 return
-            message = [self._socket.recv(_NOBLOCK, copy=False)]
-            while message[-1].more:  # a message comes whole, or not at all
-                message.append(self._socket.recv(_NOBLOCK, copy=False))
-            self._on_message(message)
         self.look()
+
+    def _read_one(self) -> bool:
+        if self._socket.closed or not int(self._socket.get(zmq.EVENTS)) & _POLLIN:
+            return False
+        message = [self._socket.recv(_NOBLOCK, copy=False)]
+        while message[-1].more:  # a message comes whole, or not at all
+            message.append(self._socket.recv(_NOBLOCK, copy=False))
+        self._on_message(message)
+        return True
