@@ -68,6 +68,7 @@ def decode_attention(
         kv_cache.data_ptr(), num_blocks, num_layers, num_kv_heads, block_size, row_length, head_dim, layer,
         block_tables.data_ptr(), block_tables.shape[1], seq_lens.data_ptr(),
         *threads.scales(scale, softcap), window, out.data_ptr(), partials.data_ptr(), num_splits,
+        torch.get_num_threads(),
     )  # fmt: skip
     if num_splits > 1:
         threads.launch(

@@ -17,21 +17,22 @@ _VECTOR = ir.VectorType(_F32, LANES)
 
 @intrinsic
 def score_keys(
-    typing: Any, queries: Any, query_stride: Any, num_rows: Any, like: Any, keys: Any, depth: Any, scores: Any,
-    score_stride: Any,
+    typing: Any, queries: Any, query_stride: Any, num_rows: Any, like: Any, keys: Any, offset: Any, depth: Any,
+    ahead: Any, scores: Any, score_stride: Any,
 ) -> Any:  # fmt: skip
     """scores[R, LANES] = queries[R, depth] @ (LANES keys [depth]).T, by address. R <= TILE_ROWS
 
-    keys: address of the addresses of the keys, which are of the type of the array `like`
+    keys: address of the addresses of the keys, which are of the type of the array `like`; each lies `offset` behind
+    ahead: address of the addresses of as many rows, which are fetched into the cache, `offset` behind too
     depth: whole vectors of it count, what is behind does not      strides: floats a row
     """
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        queries, query_stride, num_rows, _, keys, depth, scores, score_stride = arguments
-        tile = _Tile(builder, context, like.dtype)
+        queries, query_stride, num_rows, _, keys, offset, depth, ahead, scores, score_stride = arguments
+        tile = _Tile(builder, context, like.dtype, offset)
 
         def multiply(count: int) -> None:
-            sums = tile.scores(count, queries, query_stride, keys, depth)
+            sums = tile.scores(count, queries, query_stride, keys, depth, ahead)
             for r, total in enumerate(sums):
                 builder.store(total, tile.floats_at(scores, r, score_stride), align=4)
 
@@ -39,23 +40,23 @@ def score_keys(
         return context.get_dummy_value()
 
     i64 = types.int64
-    return types.void(i64, i64, i64, like, i64, i64, i64, i64), codegen
+    return types.void(i64, i64, i64, like, i64, i64, i64, i64, i64, i64), codegen
 
 
 def _adds_values(num_vectors: int) -> Any:
     def add_values(
-        typing: Any, weights: Any, weight_stride: Any, num_rows: Any, like: Any, values: Any, first: Any, count: Any,
-        ahead: Any, sums: Any, sum_stride: Any,
+        typing: Any, weights: Any, weight_stride: Any, num_rows: Any, like: Any, values: Any, offset: Any, first: Any,
+        count: Any, ahead: Any, sums: Any, sum_stride: Any,
     ) -> Any:  # fmt: skip
         """sums[R, C] += weights[R, count] @ values[count, first : first + C], by address. R <= TILE_ROWS
 
-        values: address of the addresses of the rows, which are of the type of the array `like`
+        values: address of the addresses of the rows, of the type of the array `like`; each lies `offset` behind
         ahead: address of the addresses of as many rows, of which the same columns are fetched into the cache
         """
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            weights, weight_stride, num_rows, _, values, first, count, ahead, sums, sum_stride = arguments
-            tile = _Tile(builder, context, like.dtype)
+            weights, weight_stride, num_rows, _, values, offset, first, count, ahead, sums, sum_stride = arguments
+            tile = _Tile(builder, context, like.dtype, offset)
 
             def multiply(rows: int) -> None:
                 places = [[tile.floats_at(sums, r, sum_stride, v) for v in range(num_vectors)] for r in range(rows)]
@@ -65,7 +66,7 @@ def _adds_values(num_vectors: int) -> Any:
             return context.get_dummy_value()
 
         i64 = types.int64
-        return types.void(i64, i64, i64, like, i64, i64, i64, i64, i64, i64), codegen
+        return types.void(i64, i64, i64, like, *[i64] * 7), codegen
 
     return intrinsic(add_values)
 
@@ -91,12 +92,12 @@ def _by_number_of_rows(builder: Any, num_rows: Any, write: Callable[[int], None]
 class _Tile:
     """Writes the LLVM code of one tile."""
 
-    def __init__(self, builder: Any, context: Any, dtype: Any) -> None:
-        self._builder, self._dtype = builder, dtype
+    def __init__(self, builder: Any, context: Any, dtype: Any, offset: Any) -> None:
+        self._builder, self._dtype, self._offset = builder, dtype, offset
         self._bytes = context.get_abi_sizeof(context.get_value_type(dtype))
         self._narrow = ir.VectorType(context.get_value_type(dtype), LANES)
 
-    def scores(self, rows: int, queries: Any, query_stride: Any, keys: Any, depth: Any) -> list[Any]:
+    def scores(self, rows: int, queries: Any, query_stride: Any, keys: Any, depth: Any, ahead: Any) -> list[Any]:
         """A vector of scores for each row."""
         builder = self._builder
         end = builder.and_(depth, ir.Constant(_I64, -LANES))
@@ -106,11 +107,13 @@ class _Tile:
         width = ir.Constant(_I64, _LANES_OF_A_SHUFFLE * LANES)
         with cgutils.for_range(builder, ir.Constant(_I64, _LANES_OF_A_SHUFFLE), intp=_I64) as loop:
             column = builder.mul(loop.index, ir.Constant(_I64, LANES))
+            self._fetch_rows(ahead, loop.index, depth)
             for r, total in enumerate(self._partial_scores(rows, queries, query_stride, keys, loop.index, end)):
                 builder.store(total, self.floats_at(parts, r, width, 0, column), align=4)
         return [
-            self._fold_within(
-                [builder.load(self.floats_at(parts, r, width, j), align=4) for j in range(_LANES_OF_A_SHUFFLE)]
+            self._fold(
+                [builder.load(self.floats_at(parts, r, width, j), align=4) for j in range(_LANES_OF_A_SHUFFLE)],
+                _LANES_OF_A_SHUFFLE // 2,
             )
             for r in range(rows)
         ]
@@ -119,7 +122,7 @@ class _Tile:
         """For each row a vector of the scores of keys `first`, first + 4, ..., each as 4 parts of its sum."""
         builder = self._builder
         indices = [builder.add(first, ir.Constant(_I64, i)) for i in range(0, LANES, _LANES_OF_A_SHUFFLE)]
-        places = [self._address_at(keys, i) for i in indices]
+        places = [self._row_at(keys, i) for i in indices]
         cells = [[self._cell() for _ in indices] for _ in range(rows)]
         zero, step = ir.Constant(_I64, 0), ir.Constant(_I64, LANES)
         with cgutils.for_range_slice(builder, zero, end, step, intp=_I64) as (d, _):
@@ -128,7 +131,7 @@ class _Tile:
                 query = builder.load(self.floats_at(queries, r, query_stride, 0, d), align=4)
                 for vector, cell in zip(vectors, row, strict=True):
                     self._fuse(cell, query, vector)
-        return [self._fold_across([builder.load(cell) for cell in row]) for row in cells]
+        return [self._fold([builder.load(cell) for cell in row], LANES // 2) for row in cells]
 
     def add(self, places: list[list[Any]], weights: Any, weight_stride: Any, values: Any, first: Any, count: Any,
             ahead: Any) -> None:  # fmt: skip
@@ -139,8 +142,8 @@ class _Tile:
             builder.store(builder.load(place, align=4), cell)
         num_vectors = len(places[0])
         with cgutils.for_range(builder, count, intp=_I64) as loop:
-            self._prefetch(self._address_at(ahead, loop.index), first, num_vectors)
-            row_of_values = self._address_at(values, loop.index)
+            self._fetch_columns(self._row_at(ahead, loop.index), first, num_vectors)
+            row_of_values = self._row_at(values, loop.index)
             columns = [builder.add(first, ir.Constant(_I64, v * LANES)) for v in range(num_vectors)]
             vectors = [self._load(row_of_values, column) for column in columns]
             for r, row in enumerate(cells):
@@ -161,56 +164,53 @@ class _Tile:
         offset = self._builder.add(self._builder.mul(stride, ir.Constant(_I64, r)), k)
         return self._builder.load(self._pointer(address, offset, 4, _F32), align=4)
 
-    def _fold_across(self, sums: list[Any]) -> Any:
-        """LANES / 4 vectors of LANES parts -> one vector, where each has 4 parts, in a shuffle's lanes of its own."""
-        num_parts = LANES
-        while len(sums) > 1:
-            num_parts //= 2
-            starts = range(0, 2 * LANES, 2 * num_parts)
-            sums = [
-                self._add_shuffled(one, other, [start + i for start in starts for i in range(num_parts)], num_parts)
-                for one, other in zip(sums[::2], sums[1::2], strict=True)
-            ]
-        return sums[0]
+    def _fold(self, sums: list[Any], distance: int) -> Any:
+        """Adds up what is `distance` lanes apart in each vector, then half as far, ..., till all fit in one vector.
 
-    def _fold_within(self, sums: list[Any]) -> Any:
-        """Four vectors of 4 parts in each shuffle's lanes -> one of whole sums, of a shuffle's lanes after another"""
-        for num_parts in (2, 1):
-            order = [
-                source * LANES + lane + start + i
-                for lane in range(0, LANES, _LANES_OF_A_SHUFFLE)
-                for source in (0, 1)
-                for start in range(0, _LANES_OF_A_SHUFFLE, 2 * num_parts)
-                for i in range(num_parts)
-            ]
-            sums = [
-                self._add_shuffled(one, other, order, num_parts)
-                for one, other in zip(sums[::2], sums[1::2], strict=True)
-            ]
-        return sums[0]
-
-    def _add_shuffled(self, one: Any, other: Any, order: list[int], distance: int) -> Any:
-        """(one, other)[order] + (one, other)[order + distance]"""
+        Where a lane's number has the bit `distance`, it is of the second half of `sums`: most stays in its lane.
+        """
         builder = self._builder
-        masks = [ir.Constant(ir.VectorType(_I32, LANES), [i + off for i in order]) for off in (0, distance)]
-        return builder.fadd(*(builder.shuffle_vector(one, other, mask) for mask in masks))
+        while len(sums) > 1:
+            kept = [i + (LANES if i & distance else 0) for i in range(LANES)]
+            moved = [i + (LANES - distance if i & distance else distance) for i in range(LANES)]
+            masks = [ir.Constant(ir.VectorType(_I32, LANES), order) for order in (kept, moved)]
+            half = len(sums) // 2
+            sums = [
+                builder.fadd(*(builder.shuffle_vector(one, other, mask) for mask in masks))
+                for one, other in zip(sums[:half], sums[half:], strict=True)
+            ]
+            distance //= 2
+        return sums[0]
 
-    def _prefetch(self, row: Any, first: Any, num_vectors: int) -> None:
+    def _fetch_rows(self, ahead: Any, first: Any, depth: Any) -> None:
+        """Rows `first`, first + 4, ... of a vector's worth of them"""
+        builder = self._builder
+        places = [
+            self._row_at(ahead, builder.add(first, ir.Constant(_I64, i))) for i in range(0, LANES, _LANES_OF_A_SHUFFLE)
+        ]
+        step = ir.Constant(_I64, _LINE_BYTES // self._bytes)
+        with cgutils.for_range_slice(builder, ir.Constant(_I64, 0), depth, step, intp=_I64) as (d, _):
+            for place in places:
+                self._fetch(place, d)
+
+    def _fetch_columns(self, row: Any, first: Any, num_vectors: int) -> None:
+        for line in range(0, num_vectors * LANES * self._bytes, _LINE_BYTES):
+            self._fetch(row, self._builder.add(first, ir.Constant(_I64, line // self._bytes)))
+
+    def _fetch(self, row: Any, column: Any) -> None:
         builder, pointer = self._builder, _I8.as_pointer()
         function = builder.module.globals.get("llvm.prefetch.p0") or ir.Function(
             builder.module, ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32]), "llvm.prefetch.p0"
         )
-        for line in range(0, num_vectors * LANES * self._bytes, _LINE_BYTES):
-            column = builder.add(first, ir.Constant(_I64, line // self._bytes))
-            address = self._pointer(row, column, self._bytes, _I8)
-            builder.call(function, [address, *(ir.Constant(_I32, value) for value in (0, 2, 1))])
+        address = self._pointer(row, column, self._bytes, _I8)
+        builder.call(function, [address, *(ir.Constant(_I32, value) for value in (0, 2, 1))])
 
     def _load(self, row: Any, column: Any) -> Any:
         values = self._builder.load(self._pointer(row, column, self._bytes, self._narrow), align=self._bytes)
         return as_floats(self._builder, self._dtype, values, LANES)
 
-    def _address_at(self, addresses: Any, index: Any) -> Any:
-        return self._builder.load(self._pointer(addresses, index, 8, _I64), align=8)
+    def _row_at(self, addresses: Any, index: Any) -> Any:
+        return self._builder.add(self._builder.load(self._pointer(addresses, index, 8, _I64), align=8), self._offset)
 
     def _pointer(self, address: Any, index: Any, size: int, what: Any) -> Any:
         byte = self._builder.add(address, self._builder.mul(index, ir.Constant(_I64, size)))

@@ -1,7 +1,8 @@
 """Attention of one new token a sequence over the paged cache, read in place.
 
-A piece of work is one KV head of one split of a sequence (`decode_splits`). Of a piece all scores are computed first,
-while its values come in from memory, and then all weighted values, while the next piece's keys come in.
+A piece of work is one KV head, or several that lie side by side, of one split of a sequence (`decode_splits`). Of a
+piece all scores are computed first, and then all weighted values. Its rows are listed by their addresses, keys, then
+values, then the first of the next piece; and what is some way down the list is fetched while a row is computed with.
 """
 
 from typing import Any
@@ -10,8 +11,9 @@ import numpy as np
 
 from kvasir.kernels.cpu.attention_tile import VECTORS, add_columns, add_vector, score_keys
 from kvasir.kernels.cpu.compiling import carray, compiled, lazy_loop, loop
-from kvasir.kernels.cpu.decode_splits import compiled_split_tokens, locate, splits_of
-from kvasir.kernels.cpu.kv_rows import address_of, cache_shape, rows_at, scale_of
+from kvasir.kernels.cpu.decode_rows import list_ahead, list_rows, scale
+from kvasir.kernels.cpu.decode_splits import compiled_split_tokens, heads_a_piece, locate, splits_of
+from kvasir.kernels.cpu.kv_rows import cache_shape, has_scales, rows_at
 from kvasir.kernels.cpu.simd import (
     LANES,
     TILE_ROWS,
@@ -23,84 +25,43 @@ from kvasir.kernels.cpu.simd import (
     largest_of,
     next_piece,
     padded,
-    prefetch,
     soft_cap,
     uint16_array,
     widened,
 )
 
 # Shapes: S sequences  B tokens a block  H query heads  K KV heads  G = H / K  D head dim
-#   C tokens of a split, at most     P splits of a sequence, at most
-_LINE_BYTES = 64
+#   C tokens of a split, at most     P splits of a sequence, at most     W tokens of a piece, padded to whole vectors
+#   J query heads of a piece
+_BYTES_SIDE_BY_SIDE = 16 << 10  # of keys of a block that one piece has at most
+_BYTES_AHEAD = 8 << 10  # how far ahead of the arithmetic memory is read: while it is slow, so much is under way
 
 
 @compiled
-def _list_keys(cache: Any, shape: Any, layer: Any, block_tables: Any, place: Any, rows: Any) -> None:
-    """The addresses of a piece's keys; behind them the last again."""
-    num_layers, num_kv_heads, block_size, head_dim = shape
-    s, _, _, head, start, end = place
-    row_bytes = head_dim * cache.itemsize
-    address = cache.ctypes.data
-    i = 0
-    while start + i < end:
-        block, offset = block_tables[s, (start + i) // block_size], (start + i) % block_size
-        keys = address_of(cache, (num_layers, num_kv_heads), block, layer, 0, head)
-        for k in range(offset, min(block_size, offset + end - start - i)):
-            address = keys + k * row_bytes
-            rows[i] = address
-            i += 1
-    rows[i:] = address
-
-
-@compiled
-def _fetch(rows: Any, first: Any, row_bytes: Any) -> None:
-    """The LANES rows from `first` on, by their addresses"""
-    for i in range(first, first + LANES):
-        for line in range(0, row_bytes, _LINE_BYTES):
-            prefetch(rows[i] + line)
-
-
-@compiled
-def _scale(cache: Any, shape: Any, layer: Any, block_tables: Any, place: Any, which: Any, scores: Any) -> None:
-    """scores[r, i] *= the scale of the piece's i-th key, or value"""
-    num_layers, num_kv_heads, block_size, head_dim = shape
-    s, _, _, head, start, end = place
-    i = 0
-    while start + i < end:
-        block, offset = block_tables[s, (start + i) // block_size], (start + i) % block_size
-        address = address_of(cache, (num_layers, num_kv_heads), block, layer, which, head)
-        rows = rows_at(cache, address, block_size, head_dim)
-        count = min(block_size - offset, end - start - i)
-        for r in range(scores.shape[0]):
-            for k in range(count):
-                scores[r, i + k] *= scale_of(rows, offset + k)
-        i += count
-
-
-@compiled
-def _score(query: Any, cache: Any, width: Any, keys: Any, values: Any, scores: Any) -> None:
-    """scores [G, C] = query [G, D] @ the first `width` keys.T, by their addresses. Meanwhile the values come in."""
-    group, head_dim = query.shape
+def _score(query: Any, cache: Any, heads: Any, width: Any, rows: Any, num_ahead: Any, scores: Any) -> None:
+    """scores [J, C] = query [J, D] @ the first `width` keys.T, by their addresses"""
+    group, head_dim = scores.shape[0] // heads, query.shape[1]
+    ahead = rows.ctypes.data + 8 * num_ahead
     for first in range(0, width, LANES):
-        _fetch(values, first, head_dim * cache.itemsize)
-        for r in range(0, group, TILE_ROWS):
-            score_keys(
-                query.ctypes.data + r * query.strides[0], head_dim, min(TILE_ROWS, group - r), cache,
-                keys.ctypes.data + 8 * first, head_dim,
-                scores.ctypes.data + r * scores.strides[0] + 4 * first, scores.strides[0] // 4,
-            )  # fmt: skip
+        for head in range(heads):
+            for r in range(head * group, (head + 1) * group, TILE_ROWS):
+                score_keys(
+                    query.ctypes.data + r * query.strides[0], head_dim, min(TILE_ROWS, (head + 1) * group - r), cache,
+                    rows.ctypes.data + 8 * first, head * cache.strides[0], head_dim, ahead + 8 * first,
+                    scores.ctypes.data + r * scores.strides[0] + 4 * first, scores.strides[0] // 4,
+                )  # fmt: skip
     in_vectors = head_dim // LANES * LANES
     if in_vectors < head_dim:
         for i in range(width):
-            key = rows_at(cache, keys[i], 1, head_dim)
-            for r in range(group):
+            for r in range(heads * group):
+                key = rows_at(cache, rows[i] + r // group * cache.strides[0], 1, head_dim)
                 for d in range(in_vectors, head_dim):
                     scores[r, i] += query[r, d] * widened(key[0, d])
 
 
 @compiled
 def _softmax(count: Any, width: Any, scores: Any, state: Any) -> None:
-    """scores [G, C] -> weights of the first `count` tokens; state[r] = [maximum, sum]
+    """scores [J, C] -> weights of the first `count` tokens; state[j] = [maximum, sum]
 
     width: `count`, padded to whole vectors
     """
@@ -118,84 +79,104 @@ def _softmax(count: Any, width: Any, scores: Any, state: Any) -> None:
 
 
 @compiled
-def _add_values(count: Any, scores: Any, cache: Any, values: Any, upcoming: Any, sums: Any) -> None:
-    """sums [G, D] = scores @ the first `count` values, by their addresses. Meanwhile the next keys come in.
+def _add_values(
+    scores: Any, cache: Any, heads: Any, count: Any, width: Any, rows: Any, num_ahead: Any, sums: Any
+) -> None:
+    """sums [J, D] = scores @ the first `count` values, by their addresses, from rows[width] on
 
     What lies behind them is an earlier owner's, perhaps NaN, and must not even be multiplied by 0.
     """
-    group, head_dim = sums.shape
+    group, head_dim = sums.shape[0] // heads, sums.shape[1]
     in_columns = head_dim // (VECTORS * LANES) * VECTORS * LANES
     in_vectors = head_dim // LANES * LANES
+    stride = scores.strides[0] // 4
     sums[:] = 0
-    for r in range(0, group, TILE_ROWS):
-        num_rows = min(TILE_ROWS, group - r)
-        weights, stride = scores.ctypes.data + r * scores.strides[0], scores.strides[0] // 4
-        out = sums.ctypes.data + r * sums.strides[0]
-        for d in range(0, in_columns, VECTORS * LANES):
-            add_columns(weights, stride, num_rows, cache, values.ctypes.data, d, count, upcoming.ctypes.data,
-                        out + 4 * d, head_dim)  # fmt: skip
-        for d in range(in_columns, in_vectors, LANES):
-            add_vector(weights, stride, num_rows, cache, values.ctypes.data, d, count, upcoming.ctypes.data,
-                       out + 4 * d, head_dim)  # fmt: skip
+    for first in range(0, count, LANES):
+        values = rows.ctypes.data + 8 * (width + first)
+        ahead, num_tokens = values + 8 * num_ahead, min(LANES, count - first)
+        for head in range(heads):
+            offset = head * cache.strides[0]
+            for r in range(head * group, (head + 1) * group, TILE_ROWS):
+                num_rows = min(TILE_ROWS, (head + 1) * group - r)
+                weights = scores.ctypes.data + r * scores.strides[0] + 4 * first
+                out = sums.ctypes.data + r * sums.strides[0]
+                for d in range(0, in_columns, VECTORS * LANES):
+                    add_columns(weights, stride, num_rows, cache, values, offset, d, num_tokens, ahead, out + 4 * d,
+                                head_dim)  # fmt: skip
+                for d in range(in_columns, in_vectors, LANES):
+                    add_vector(weights, stride, num_rows, cache, values, offset, d, num_tokens, ahead, out + 4 * d,
+                               head_dim)  # fmt: skip
     if in_vectors < head_dim:
         for i in range(count):
-            value = rows_at(cache, values[i], 1, head_dim)
-            for r in range(group):
+            for r in range(heads * group):
+                value = rows_at(cache, rows[width + i] + r // group * cache.strides[0], 1, head_dim)
                 for d in range(in_vectors, head_dim):
                     sums[r, d] += scores[r, i] * widened(value[0, d])
 
 
 @compiled
-def _finish(place: Any, is_whole: Any, state: Any, sums: Any, out: Any, partials: Any) -> None:
+def _take_query(query: Any, s: Any, first_head: Any, factor: Any, scaled: Any) -> None:
+    """scaled [J, D] = factor * the query heads from `first_head` on"""
+    source = float32_array(query.ctypes.data + s * query.strides[0] + first_head * scaled.strides[0], (scaled.size,))
+    flat = scaled.ravel()
+    for i in range(scaled.size):
+        flat[i] = source[i] * factor
+
+
+@compiled
+def _finish(place: Any, first_head: Any, is_whole: Any, state: Any, sums: Any, out: Any, partials: Any) -> None:
     """To `out`, or, of one split of several, to partials [S, P, H, D + 2]: sums, maximum, sum of weights"""
-    s, _, index, head, _, _ = place
-    group, head_dim = sums.shape
-    for r in range(group):
+    s, _, index, _, _, _ = place
+    num_heads, head_dim = sums.shape
+    for r in range(num_heads):
+        own, head = sums[r], first_head + r
         if is_whole:
             weight = np.float32(1) / state[r, 1] if state[r, 1] != 0 else np.float32(0)
+            attended = float32_array(out.ctypes.data + s * out.strides[0] + 4 * head * head_dim, (head_dim,))
             for d in range(head_dim):
-                out[s, (head * group + r) * head_dim + d] = sums[r, d] * weight
+                attended[d] = own[d] * weight
         else:
+            partial = partials[s, index, head]
             for d in range(head_dim):
-                partials[s, index, head * group + r, d] = sums[r, d]
-            partials[s, index, head * group + r, head_dim] = state[r, 0]
-            partials[s, index, head * group + r, head_dim + 1] = state[r, 1]
+                partial[d] = own[d]
+            partial[head_dim], partial[head_dim + 1] = state[r, 0], state[r, 1]
 
 
 @compiled
 def _work(counter: Any, query: Any, num_heads: Any, cache: Any, shape: Any, layer: Any, block_tables: Any,
-          seq_lens: Any, scale: Any, cap: Any, window: Any, out: Any, partials: Any) -> None:  # fmt: skip
+          seq_lens: Any, factor: Any, cap: Any, window: Any, num_threads: Any, out: Any,
+          partials: Any) -> None:  # fmt: skip
     _, num_kv_heads, block_size, head_dim = shape
-    group, split = num_heads // num_kv_heads, compiled_split_tokens(block_size)
+    group, split, row_bytes = num_heads // num_kv_heads, compiled_split_tokens(block_size), head_dim * cache.itemsize
+    side_by_side = _BYTES_SIDE_BY_SIDE // (block_size * row_bytes)
+    heads = heads_a_piece(seq_lens, window, split, num_kv_heads, side_by_side, num_threads)
     most = padded(split, LANES)
-    keys, values, next_keys = np.zeros(most, np.int64), np.zeros(most, np.int64), np.zeros(most, np.int64)
-    scaled, sums = np.zeros((group, head_dim), np.float32), np.zeros((group, head_dim), np.float32)
-    scores, state = np.zeros((group, most), np.float32), np.zeros((group, 2), np.float32)
-    to_values = num_kv_heads * cache.strides[0]
-    place = locate(next_piece(counter), 0, 0, seq_lens, window, split, num_kv_heads)
-    if place[0] < len(seq_lens):
-        _list_keys(cache, shape, layer, block_tables, place, keys)
+    num_ahead = min(most, padded(_BYTES_AHEAD // (heads * row_bytes) + 1, LANES))
+    rows, next_rows = np.zeros(2 * most + num_ahead, np.int64), np.zeros(2 * most + num_ahead, np.int64)
+    scaled, sums = np.empty((heads * group, head_dim), np.float32), np.empty((heads * group, head_dim), np.float32)
+    scores, state = np.empty((heads * group, most), np.float32), np.empty((heads * group, 2), np.float32)
+    scales = np.empty(most, np.float32)
+    place = locate(next_piece(counter), 0, 0, seq_lens, window, split, num_kv_heads, heads)
+    width = list_rows(cache, shape, layer, block_tables, place, heads, rows)
     while place[0] < len(seq_lens):
         s, base, _, head, start, end = place
-        upcoming = locate(next_piece(counter), s, base, seq_lens, window, split, num_kv_heads)
-        for i in range(most):
-            values[i] = keys[i] + to_values
-        _list_keys(cache, shape, layer, block_tables, upcoming, next_keys)
-        count = end - start
-        width = padded(count, LANES)
-        for r in range(group):
-            for d in range(head_dim):
-                scaled[r, d] = query[s, (head * group + r) * head_dim + d] * scale
-        _score(scaled, cache, width, keys, values, scores)
-        _scale(cache, shape, layer, block_tables, place, 0, scores)
+        upcoming = locate(next_piece(counter), s, base, seq_lens, window, split, num_kv_heads, heads)
+        next_width = list_rows(cache, shape, layer, block_tables, upcoming, heads, next_rows)
+        list_ahead(width, num_ahead, next_rows, next_width, rows)
+        _take_query(query, s, head * group, factor, scaled)
+        _score(scaled, cache, heads, width, rows, num_ahead, scores)
+        if has_scales(cache):
+            scale(cache, shape, layer, block_tables, place, heads, 0, scales, scores)
         if cap > 0:
-            soft_cap(scores, group, cap)
-        _softmax(count, width, scores, state)
-        _scale(cache, shape, layer, block_tables, place, 1, scores)
-        _add_values(count, scores, cache, values, next_keys, sums)
-        _finish(place, splits_of(seq_lens[s], window, split)[2] == 1, state, sums, out, partials)
-        keys, next_keys = next_keys, keys
-        place = upcoming
+            soft_cap(scores, heads * group, cap)
+        _softmax(end - start, width, scores, state)
+        if has_scales(cache):
+            scale(cache, shape, layer, block_tables, place, heads, 1, scales, scores)
+        _add_values(scores, cache, heads, end - start, width, rows, num_ahead, sums)
+        is_whole = splits_of(seq_lens[s], window, split)[2] == 1
+        _finish(place, head * group, is_whole, state, sums, out, partials)
+        rows, next_rows = next_rows, rows
+        place, width = upcoming, next_width
 
 
 @compiled
@@ -213,6 +194,7 @@ def _attend(arguments: Any, a: Any, cache: Any) -> None:
         float32_of(a[16]),
         float32_of(a[17]),
         a[18],
+        a[22],
         float32_array(a[19], (num_seqs, num_heads * head_dim)),
         float32_array(a[20], (num_seqs, a[21], num_heads, head_dim + 2)),
     )
@@ -220,17 +202,17 @@ def _attend(arguments: Any, a: Any, cache: Any) -> None:
 
 @loop
 def over_float32(arguments: Any) -> None:
-    a = carray(arguments, 22)
+    a = carray(arguments, 23)
     _attend(arguments, a, float32_array(a[5], cache_shape(a[6], a[7], a[8], a[9], a[10])))
 
 
 @lazy_loop
 def over_float16(arguments: Any) -> None:
-    a = carray(arguments, 22)
+    a = carray(arguments, 23)
     _attend(arguments, a, uint16_array(a[5], cache_shape(a[6], a[7], a[8], a[9], a[10])))
 
 
 @lazy_loop
 def over_int8(arguments: Any) -> None:
-    a = carray(arguments, 22)
+    a = carray(arguments, 23)
     _attend(arguments, a, int8_array(a[5], cache_shape(a[6], a[7], a[8], a[9], a[10])))

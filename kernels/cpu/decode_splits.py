@@ -12,6 +12,7 @@ from kvasir.kernels.cpu.simd import exp2, float32_array, int32_array, next_piece
 
 # Shapes: S sequences  H query heads  D head dim  C tokens of a split, at most  P splits of a sequence, at most
 _SPLIT_TOKENS = 128
+_SPLITS_A_THREAD = 4  # from here on, there is work enough for all threads
 
 
 def split_tokens(block_size: int) -> int:
@@ -30,18 +31,34 @@ def splits_of(end: Any, window: Any, split: Any) -> Any:
 
 
 @compiled
-def locate(piece: Any, s: Any, base: Any, seq_lens: Any, window: Any, split: Any, num_kv_heads: Any) -> Any:
-    """piece -> sequence (S: there is no such piece), its first piece, split, KV head, first token and end of the split
+def heads_a_piece(seq_lens: Any, window: Any, split: Any, num_kv_heads: Any, most: Any, num_threads: Any) -> Any:
+    """How many KV heads of a split, up to `most`, are one piece of work: one, where there are few splits to share"""
+    num_splits = 0
+    for s in range(len(seq_lens)):
+        num_splits += splits_of(seq_lens[s], window, split)[2]
+    if num_splits < _SPLITS_A_THREAD * num_threads:
+        return 1
+    heads = max(1, min(most, num_kv_heads))
+    while num_kv_heads % heads != 0:
+        heads -= 1
+    return heads
+
+
+@compiled
+def locate(piece: Any, s: Any, base: Any, seq_lens: Any, window: Any, split: Any, num_kv_heads: Any, heads: Any) -> Any:
+    """piece of `heads` KV heads -> its sequence (S: there is no such piece), that one's first piece, split, first KV
+    head, first token and end of the split
 
     s, base: a sequence that is not behind the piece's, and its first piece
     """
+    pieces_a_split = num_kv_heads // heads
     while s < len(seq_lens):
         first_seen, first_split, num_splits = splits_of(seq_lens[s], window, split)
-        if piece < base + num_splits * num_kv_heads:
-            index, head = (piece - base) // num_kv_heads, (piece - base) % num_kv_heads
+        if piece < base + num_splits * pieces_a_split:
+            index, head = (piece - base) // pieces_a_split, (piece - base) % pieces_a_split * heads
             start = max(first_seen, (first_split + index) * split)
             return s, base, index, head, start, min(seq_lens[s], (first_split + index + 1) * split)
-        base += num_splits * num_kv_heads
+        base += num_splits * pieces_a_split
         s += 1
     return s, base, 0, 0, 0, 0
 

@@ -45,6 +45,16 @@ def _scale_at(typing: Any, rows: Any, address: Any) -> Any:
     return types.float32(rows, types.int64), codegen
 
 
+@intrinsic
+def has_scales(typing: Any, cache: Any) -> Any:
+    """Known at compile time: what hangs on it is left out of the other loops."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return ir.Constant(ir.IntType(1), int(cache.dtype == types.int8))
+
+    return types.boolean(cache), codegen
+
+
 @compiled
 def scale_of(rows: Any, i: Any) -> Any:
     """What row i [D] of `rows` is multiplied by; 1 where there are no scales, and then the product costs nothing."""

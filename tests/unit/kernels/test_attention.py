@@ -156,13 +156,18 @@ def test_decode_of_long_sequences(dtype: torch.dtype, window: int, softcap: floa
     torch.testing.assert_close(decode(step, window, softcap), expected, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8])
 @pytest.mark.parametrize("window", [0, 300])
-def test_decode_is_the_same_to_the_last_bit_in_any_batch_and_on_any_number_of_threads(window: int) -> None:
-    together = paged([900, 5, 300, 128], [1] * 4, heads=9, kv_heads=3, head_dim=64, block=16)
+def test_decode_is_the_same_to_the_last_bit_in_any_batch_and_on_any_number_of_threads(
+    window: int, dtype: torch.dtype
+) -> None:
+    """Together, a piece of work is three heads; alone, and with more threads than there is work for, it is one."""
+    together = paged([900, 5, 300, 128], [1] * 4, heads=9, kv_heads=3, head_dim=64, block=16).in_dtype(dtype)
     before = torch.get_num_threads()
     out = decode(together, window)
+    torch.testing.assert_close(out, reference(together, window), rtol=1e-4, atol=2e-5)
     try:
-        for num_threads in (1, 2, 3):
+        for num_threads in (1, 2, 3):  # 900 tokens are 8 splits
             torch.set_num_threads(num_threads)
             for row in range(4):
                 columns = -(-int(together.seq_lens[row]) // 16)
