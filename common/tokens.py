@@ -16,6 +16,8 @@ def pack_tokens(token_ids: Iterable[int]) -> bytes:
 
 
 def unpack_tokens(packed: bytes) -> tuple[int, ...]:
+    if len(packed) == _ITEM_BYTES:  # one, as most are
+        return (int.from_bytes(packed, "little"),)
     if len(packed) % _ITEM_BYTES:
         raise ValueError(f"token ids take {_ITEM_BYTES} bytes each, got {len(packed)} bytes")
     token_ids = array("I", packed)

@@ -55,7 +55,7 @@ class Attempt:
         self._queue = queue
         self._pool = pool
         self._metrics = metrics
-        self._hear = partial(hear, self)
+        self._hear: Callable[[Leg | None, Heard], None] = partial(hear, self)
         self._entry: Entry | None = None
         self._outputs_before = tuple(life.outputs[0])
         self._prefill: Leg | None = None
@@ -88,6 +88,7 @@ class Attempt:
         self._timer.cancel()
         if self._entry is not None:
             self._queue.leave(self._entry)
+        self._entry, self._hear = None, _nobody_hears  # they lead back here: nothing must wait for garbage collection
         for leg in (self._prefill, self._decode):
             if leg is not None:
                 leg.close()
@@ -96,7 +97,10 @@ class Attempt:
         """The tokens in it. Raises `TryAgain`, and what ends the request."""
         if source is not None:
             if source is self._decode:
-                return self._decode_says(source, cast(Event, event))
+                if type(event) is Tokens:
+                    return self._next_tokens(source, event)
+                self._decode_says(source, cast(Event, event))
+                return None
             if source is self._prefill:
                 return self._prefill_says(source, cast(Event, event))
             return None  # the last words of a leg that has been closed
@@ -202,9 +206,7 @@ class Attempt:
 
     # --- decode node -----------------------------------------------------------------------------------------------
 
-    def _decode_says(self, decode: Leg, event: Event) -> TokenDelta | None:
-        if type(event) is Tokens:
-            return self._next_tokens(decode, event)
+    def _decode_says(self, decode: Leg, event: Event) -> None:
         match event:
             case Admitted():
                 decode.reservation.is_admitted = True
@@ -223,7 +225,6 @@ class Attempt:
                 self._decode_failed(decode, event.error)
             case Progress():
                 pass  # of a ticket of its own, which nobody here asked for
-        return None
 
     def _next_tokens(self, decode: Leg, tokens: Tokens) -> TokenDelta | None:
         life = self._life
@@ -277,3 +278,7 @@ class Attempt:
         leg.close()
         if isinstance(error, _REQUESTS_OWN_FAULT):
             raise error
+
+
+def _nobody_hears(source: Leg | None, event: Heard) -> None:
+    pass

@@ -78,7 +78,7 @@ class Course:
             if not self.life.open:
                 attempt.close()
             if delta is not None:
-                self._metrics.delivered(len(delta.token_ids))
+                self._metrics.num_tokens += len(delta.token_ids)
                 self._deliver(delta)
             if not self.life.open:
                 self._end(None)

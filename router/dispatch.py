@@ -5,7 +5,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -83,35 +83,16 @@ class Dispatcher:
 
     async def generate(self, request: RoutedRequest, reader: Reader | None = None) -> AsyncGenerator[TokenDelta]:
         """See `types.Backend`. What nodes say is acted on at once, however slowly the client reads."""
-        reader = reader or Reader()
-        delivery = Delivery(reader)
-        courses: set[Course] = set()
-
-        def begin(life: Life) -> None:
-            self._lives.add(life)
-            course = Course(life, self._attempt, self._metrics, delivery.put, over)
-            courses.add(course)
-            reader.listen(course.stop)
-
-        def over(course: Course, error: Exception | None, parts: list[Life]) -> None:
-            courses.remove(course)
-            self._leave(course.life, outcome_of(error))
-            for part in parts:
-                begin(part)
-            if error is not None or not courses:
-                delivery.end(error)
-
+        generation = _Generation(self, reader or Reader())
         entered = self._enter(request)
         for life in entered.parts() if entered.has_begun and request.num_sequences > 1 else [entered]:
-            begin(life)
+            generation.begin(life)
         try:
-            async with aclosing(delivery.deltas()) as deltas:
+            async with aclosing(generation.delivery.deltas()) as deltas:
                 async for delta in deltas:
                     yield delta
         finally:
-            for course in courses:
-                course.close()
-                self._leave(course.life, "abort")
+            generation.close()
 
     def _enter(self, request: RoutedRequest) -> Life:
         """Everything that can be refused is refused here."""
@@ -136,11 +117,53 @@ class Dispatcher:
             life.go_on_from(request.continued)
         return life
 
-    def _attempt(self, life: Life, hear: Hear) -> Attempt:
-        return Attempt(life, self._queue, self._pool, self._metrics, hear)
+    def begin(
+        self,
+        life: Life,
+        deliver: Callable[[TokenDelta], None],
+        over: Callable[[Course, Exception | None, list[Life]], None],
+    ) -> Course:
+        self._lives.add(life)
+        return Course(life, self._attempt, self._metrics, deliver, over)
 
-    def _leave(self, life: Life, outcome: str) -> None:
+    def leave(self, life: Life, outcome: str) -> None:
         self._lives.discard(life)
         life.mark(Mark.FINISHED)
         self._metrics.finished(life, outcome)
         log.debug("%s: %s %s", life.request.request_id, outcome, describe(life.marks))
+
+    def _attempt(self, life: Life, hear: Hear) -> Attempt:
+        return Attempt(life, self._queue, self._pool, self._metrics, hear)
+
+
+class _Generation:
+    """The courses of one request, whose tokens go to one reader."""
+
+    def __init__(self, dispatcher: Dispatcher, reader: Reader) -> None:
+        self.delivery = Delivery(reader)
+        self._dispatcher = dispatcher
+        self._reader = reader
+        self._courses: set[Course] = set()
+
+    def begin(self, life: Life) -> None:
+        course = self._dispatcher.begin(life, self.delivery.put, self._over)
+        self._courses.add(course)
+        self._reader.listen(course.stop)
+
+    def close(self) -> None:
+        """Nothing of it goes on."""
+        for course in list(self._courses):
+            course.close()
+            self._leave(course, "abort")
+
+    def _over(self, course: Course, error: Exception | None, parts: list[Life]) -> None:
+        self._leave(course, outcome_of(error))
+        for part in parts:
+            self.begin(part)
+        if error is not None or not self._courses:
+            self.delivery.end(error)
+
+    def _leave(self, course: Course, outcome: str) -> None:
+        self._courses.remove(course)
+        self._reader.ignore(course.stop)
+        self._dispatcher.leave(course.life, outcome)

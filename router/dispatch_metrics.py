@@ -28,7 +28,7 @@ class DispatchMetrics:
         self.nodes_lost = counter("kvasir:nodes_lost", "Sessions with nodes that ended.", ["role"])
         self.canaries = counter("kvasir:canaries", "Canary generations, by result.", ["result"])
         self._finished = counter("kvasir:dispatch_requests", "Sequences that left the dispatcher, by how.", ["outcome"])
-        self._num_tokens = 0
+        self.num_tokens = 0  # that nodes gave
         metrics.sampled(self._read)
         self._kv_blocks = counter("kvasir:dispatch_kv_blocks", "Blocks that decode nodes took over.")
         self._kv_bytes = counter("kvasir:dispatch_kv_bytes", "Their bytes, as they travelled.")
@@ -48,12 +48,9 @@ class DispatchMetrics:
         )
         self._decode_s = histogram("vllm:request_decode_time_seconds", "First token to finished.", LATENCY_BUCKETS_S)
 
-    def delivered(self, num_tokens: int) -> None:
-        self._num_tokens += num_tokens
-
     def _read(self) -> Iterator[Sample]:
         help_text = "Tokens that nodes gave; the canary's and cut off ones too."
-        yield Sample("kvasir:dispatch_tokens", help_text, self._num_tokens, is_counter=True)
+        yield Sample("kvasir:dispatch_tokens", help_text, self.num_tokens, is_counter=True)
 
     def admitted(self, reservation: Reservation, num_cached_tokens: int) -> None:
         """A node has begun with a request, and found so many of its tokens in its prefix cache."""

@@ -6,6 +6,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvasir.router.auth import ApiKeys
+from kvasir.router.http_chunks import WRITE_CHUNK
 from kvasir.router.metrics import RouterMetrics
 from kvasir.router.openai.errors import HttpError, current_request_id, error_response
 from kvasir.router.tenants.tenant import current_tenant
@@ -40,18 +41,21 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             await send(message)
 
-        tenant = self._keys.tenant(scope["path"], headers)
-        if tenant is None:
-            await error_response(_unauthorized(scope["path"]))(scope, receive, send_with_id)
-            return
-        current_tenant.set(tenant)
-        scope[SEND_BODY] = send
         try:
+            tenant = self._keys.tenant(scope["path"], headers)
+            if tenant is None:
+                await error_response(_unauthorized(scope["path"]))(scope, receive, send_with_id)
+                return
+            current_tenant.set(tenant)
+            scope[SEND_BODY] = send
             await self._app(scope, receive, send_with_id)
         except Exception as error:
             if has_started:
                 raise  # the server cuts the connection: half an answer must not look like a whole one
             await error_response(error)(scope, receive, send_with_id)
+        finally:  # they hold what holds the scope: nothing must wait for garbage collection
+            scope.pop(SEND_BODY, None)
+            scope.pop(WRITE_CHUNK, None)
 
 
 def _request_id(given: str | None) -> str:

@@ -7,15 +7,16 @@ import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from kvasir.router.http_chunks import WRITE_CHUNK, ChunkWriter
+from kvasir.router.http_chunks import WRITE_CHUNK, ChunkWriter, Outbox
 from kvasir.router.openai.errors import HttpError, error_body
 
 _MAX_GATHERED_BYTES = 128 << 10  # of a request's head, or whatever else is not its body; and what one read may add
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, outbox: Outbox, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._outbox = outbox
         self._num_gathered_bytes = 0  # that have come to nothing yet
 
     def data_received(self, data: bytes) -> None:
@@ -61,7 +62,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # this parser is done
         super().on_headers_complete()
-        self.scope[WRITE_CHUNK] = ChunkWriter(self.cycle)  # type: ignore[literal-required]
+        self.scope[WRITE_CHUNK] = ChunkWriter(self.cycle, self._outbox)  # type: ignore[literal-required]
 
     def on_body(self, body: bytes) -> None:
         self._num_gathered_bytes = 0

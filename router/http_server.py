@@ -12,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from kvasir.router.http_bounds import HttpBounds
+from kvasir.router.http_chunks import Outbox
 from kvasir.router.http_patience import PatientHttpProtocol
 
 _DEFAULT_BOUNDS = HttpBounds()
@@ -37,7 +38,7 @@ async def running_http_worker(app: ASGIApp, grace_s: float, bounds: HttpBounds) 
 async def _running(
     app: ASGIApp, listeners: list[socket.socket], grace_s: float, bounds: HttpBounds
 ) -> AsyncIterator["HttpServer"]:
-    protocol: Any = partial(PatientHttpProtocol, bounds=bounds)
+    protocol: Any = partial(PatientHttpProtocol, bounds=bounds, outbox=Outbox())
     config = uvicorn.Config(
         app,
         loop="none",

@@ -117,7 +117,7 @@ class Life:
         self, tokens: Tokens, served_by: str, prompt_logprobs: Sequence[PositionLogprobs], num_cached_tokens: int
     ) -> TokenDelta | None:
         """Book new tokens; what is said once is said with the first. None: their reader has had enough."""
-        sequence, token_ids, finish_reason, logprobs = tokens.sequence, *tokens[:3]
+        token_ids, finish_reason, logprobs, sequence = tokens
         if sequence not in self.open:
             return None
         self.outputs[sequence].extend(token_ids)

@@ -113,6 +113,10 @@ class Reader:
         for sequence in self._stopped:
             listener(sequence)
 
+    def ignore(self, listener: Callable[[int], None]) -> None:
+        """One that has listened: it is told no more."""
+        self._listeners.remove(listener)
+
 
 class Source(Protocol):
     """Where tokens come from."""

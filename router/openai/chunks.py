@@ -1,6 +1,7 @@
 """The chunks of a streamed answer."""
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import orjson
 from kvasir.router.openai.envelope import Envelope, Shape, Usage
 from kvasir.router.openai.generation import ChoiceDelta
 from kvasir.router.openai.sse import DONE, event
-from kvasir.router.text.parts import Content
+from kvasir.router.text.parts import Content, Part
 
 _Frame = tuple[bytes, bytes]  # what stands before and behind a chunk's text
 
@@ -33,8 +34,10 @@ class Chunks:
     def of(self, delta: ChoiceDelta) -> list[bytes]:
         self._usage.add(delta)
         frame = self._frames.get(delta.index)
-        if frame is not None and delta.finish_reason is None and (text := _only_text(delta)) is not None:
-            return [frame[0] + orjson.dumps(text) + frame[1]] if text else []
+        if frame is not None and delta.finish_reason is None:
+            text = delta.text if delta.parts is None else _only_text(delta.parts)
+            if text is not None:
+                return [frame[0] + orjson.dumps(text) + frame[1]] if text else []
         events: list[bytes] = []
         if delta.index not in self._opened:
             openings = self._shape.openings(delta)
@@ -73,10 +76,8 @@ class Chunks:
         return before, behind
 
 
-def _only_text(delta: ChoiceDelta) -> str | None:
+def _only_text(parts: Sequence[Part]) -> str | None:
     """None: there is more to it."""
-    if delta.parts is None:
-        return delta.text
-    if all(type(part) is Content for part in delta.parts):
-        return "".join(part.text for part in delta.parts if type(part) is Content)
+    if all(type(part) is Content for part in parts):
+        return "".join(part.text for part in parts if type(part) is Content)
     return None

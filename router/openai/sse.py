@@ -64,6 +64,8 @@ class EventStream(StreamingResponse):
             self._short_way.open(write_chunk.can_write, write_chunk)
         try:
             async for data in self._events:
+                if write_chunk is not None:
+                    write_chunk.flush()
                 await send_body({"type": "http.response.body", "body": data, "more_body": True})
                 self._num_sent += 1
         finally:

@@ -13,19 +13,19 @@ class Detokenizer:
     incomplete when the sequence ends is one U+FFFD.
     """
 
-    __slots__ = ("_pending", "_tokenizer")
+    __slots__ = ("_bytes_of", "_pending")
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
-        self._tokenizer = tokenizer
+        self._bytes_of = tokenizer.bytes_of
         self._pending = b""  # the beginning of a character
 
     def push(self, token_id: int) -> str:
-        return self._decode(self._tokenizer.bytes_of(token_id))
+        return self._decode(self._bytes_of(token_id))
 
     def push_all(self, token_ids: Sequence[int]) -> str:
         if len(token_ids) == 1:
-            return self._decode(self._tokenizer.bytes_of(token_ids[0]))
-        return self._decode(b"".join(map(self._tokenizer.bytes_of, token_ids)))
+            return self._decode(self._bytes_of(token_ids[0]))
+        return self._decode(b"".join(map(self._bytes_of, token_ids)))
 
     def flush(self) -> str:
         return self._decode(b"", final=True)
