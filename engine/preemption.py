@@ -54,7 +54,8 @@ class Choice:
 
 
 def choose_way(loss: Loss, rates: Rates, num_host_blocks: int) -> Choice:
-    """The cheapest. What was never measured is worth trying, so that it is: a copy, then a fetch, before computing.
+    """The cheapest, if all that it gives up is lost: what of it the prefix cache still has when it comes back, nobody
+    knows now. What was never measured is worth trying, so that it is: a copy, then a fetch, before computing.
 
     num_host_blocks: how many more the host can hold
     """

@@ -220,6 +220,7 @@ class Scheduler(Queues):
         lowest = in_order[-1].priority if self.limits.scheduling_policy == "priority" else None
         candidates = [one for one in in_order if one.order >= request.order and lowest in (None, one.priority)]
         losses = [self.tables.loss_of(one) for one in candidates]
+        self.tables.swap.measure()
         choices = [self._choose_way(loss) for loss in losses]
         chosen = choose_victim([one.cost_s for one in choices], [loss.num_freed_blocks for loss in losses])
         return candidates[chosen], choices[chosen].way

@@ -11,6 +11,7 @@ HostBlock = NewType("HostBlock", int)  # index of a place in this node's swap sp
 
 _WEIGHT = 0.3  # of the newest copy in the moving average
 _FORGET_AFTER = 32  # chances to copy that were not taken: then what was measured is no longer known
+_ANY_BLOCK = BlockId(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,11 @@ class SwapSpace:
     def copy_s_per_block(self) -> float | None:
         """One way. None: never copied, or too long ago."""
         return self._copy_s_per_block
+
+    def measure(self) -> None:
+        """How long a copy takes, if that is not known: of one block, for nothing, and not of a whole request."""
+        if self._copy_s_per_block is None and self._free:
+            self._measured(self._memory.save, [_ANY_BLOCK], self._free[-1:])
 
     def decline(self) -> None:
         """There was room, and another way was taken."""

@@ -40,7 +40,18 @@ def test_copies_are_measured_and_forgotten_when_long_unused() -> None:
         space.decline()
     assert space.copy_s_per_block is not None
     space.decline()
-    assert space.copy_s_per_block is None, "so that it is tried again"
+    assert space.copy_s_per_block is None, "so that it is measured again"
+
+
+def test_one_block_is_enough_to_measure_a_copy() -> None:
+    times: Iterator[float] = iter([0.0, 2.0])
+    space = SwapSpace(8, clock=lambda: next(times))
+    space.measure()
+    assert (space.copy_s_per_block, space.num_free, space.num_saved_blocks) == (2.0, 8, 0)
+    space.measure()  # known: the clock is not asked
+    nowhere = SwapSpace(0)
+    nowhere.measure()
+    assert nowhere.copy_s_per_block is None
 
 
 def swapping(num_host_blocks: int = 20, **options: int) -> Engine:
