@@ -105,6 +105,8 @@ class CompletionChunk(Reply):
     object: Literal["text_completion"]
     created: int
     model: str
+    service_tier: None
+    system_fingerprint: None
     choices: list[CompletionChunkChoice]
     usage: Usage | None = MAYBE
 
@@ -187,6 +189,8 @@ class ChatChunk(Reply):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
+    service_tier: None
+    system_fingerprint: None
     choices: list[ChatChunkChoice]
     usage: Usage | None = MAYBE
     prompt_token_ids: list[int] = MAYBE

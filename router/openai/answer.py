@@ -113,8 +113,7 @@ async def whole_answer(envelope: Envelope, shape: Shape, deltas: AsyncIterator[C
         sequences[delta.index].append(delta)
     best = best_choices(sequences, envelope.num_sequences, envelope.num_choices)
     choices = [shape.whole(index, of_choice) for index, of_choice in best.items()]
-    whole = envelope.around(shape.whole_object, choices) | {"service_tier": None, "system_fingerprint": None}
-    return whole | {"usage": usage.as_dict()} | shape.extra
+    return envelope.around(shape.whole_object, choices) | {"usage": usage.as_dict()} | shape.extra
 
 
 async def recorded(

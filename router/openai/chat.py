@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from kvasir.router.openai.conversation import echoed_text
 from kvasir.router.openai.generation import ChoiceDelta
 from kvasir.router.openai.logprobs import chat_logprobs, prompt_logprobs
 from kvasir.router.openai.models import ChatBody
@@ -22,13 +23,17 @@ class ChatShape:
         self._top_logprobs = body.top_logprobs or 0
         self._return_token_ids = body.return_token_ids or False
         self.says_more_than_text = self._has_logprobs or self._return_token_ids
+        self._echoed = echoed_text(body)
         self._shows_reasoning = body.include_reasoning is not False
         self._prompt_logprobs = body.prompt_logprobs
         self.extra: dict[str, Any] = {"prompt_token_ids": prompt.token_ids} if self._return_token_ids else {}
 
     def openings(self, first: ChoiceDelta) -> list[dict[str, Any]]:
         """In their order: OpenAI's own client looks a choice up by its index among those that it has seen before."""
-        return [_chunk(index, {"role": "assistant", "content": ""}) for index in range(self._num_choices)]
+        messages: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+        if self._echoed:
+            messages.append({"content": self._echoed})
+        return [_chunk(index, message) for message in messages for index in range(self._num_choices)]
 
     def piece(self, delta: ChoiceDelta) -> dict[str, Any] | None:
         if delta.parts is None:
@@ -54,8 +59,8 @@ class ChatShape:
         message = self._message(deltas)
         for call in message.get("tool_calls", ()):
             del call["index"]
-        if not message:
-            message = {"content": ""}
+        if self._echoed or not message:
+            message["content"] = self._echoed + message.get("content", "")
         positions = [position for delta in deltas for position in delta.logprobs]
         choice: dict[str, Any] = {
             "index": index,

@@ -78,6 +78,15 @@ def with_plain_texts(body: ChatBody) -> ChatBody:
     return body.model_copy(update={"messages": messages})
 
 
+def echoed_text(body: ChatBody) -> str:
+    """The last message, if the answer is the same one's: an assistant's, or whoever's, where that one goes on."""
+    last = body.messages[-1]
+    goes_on = body.continue_final_message or body.add_generation_prompt is False
+    if not body.echo or not (goes_on or last.role == "assistant"):
+        return ""
+    return _content_text(last.content, last.role, len(body.messages) - 1)
+
+
 def _call(call: ToolCallBody) -> dict[str, Any]:
     function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
     return {"id": call.id, "type": "function", "function": function}

@@ -50,6 +50,8 @@ class Envelope:
             "object": object_name,
             "created": self.created,
             "model": self.model,
+            "service_tier": None,
+            "system_fingerprint": None,
             "choices": choices,
         }
 

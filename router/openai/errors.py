@@ -65,7 +65,11 @@ class HttpError(Exception):
         self.headers = dict(headers or {})
 
 
-class ModelNotFound(InvalidRequest):
+class NotFound(InvalidRequest):
+    """Something that the request names is not there."""
+
+
+class ModelNotFound(NotFound):
     def __init__(self, name: str) -> None:
         super().__init__(f"the model {reprlib.repr(name)} does not exist", "model", "model_not_found")
 
@@ -85,7 +89,7 @@ def error_body(error: Exception) -> dict[str, Any]:
 def status_of(error: Exception) -> int:
     if isinstance(error, HttpError):
         return error.status
-    if isinstance(error, ModelNotFound):
+    if isinstance(error, NotFound):
         return 404
     return _entry(error)[0] if isinstance(error, ServingError) else 500
 

@@ -215,6 +215,7 @@ class ChatBody(GenerationBody, ConversationBody):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    echo: bool | None = None  # the message that the answer belongs to stands before it
     max_completion_tokens: Annotated[int, Field(ge=1, le=_INT32_MAX)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None

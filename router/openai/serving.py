@@ -156,7 +156,9 @@ class Serving:
             raise
 
     async def body_of(self, request: Request, kind: type[B]) -> B:
-        return (await self._bodies.parse(await read_body(request, self._max_request_bytes), kind))[0]
+        body, num_unknown = await self._bodies.parse(await read_body(request, self._max_request_bytes), kind)
+        self._metrics.unknown_fields(num_unknown)
+        return body
 
 
 def timeout_of(headers: Mapping[str, str]) -> float | None:

@@ -62,7 +62,15 @@ ResponseInput = Annotated[
                     {
                         "type": "object",
                         "properties": {
-                            "type": {"enum": ["message", "reasoning", "function_call", "function_call_output"]},
+                            "type": {
+                                "enum": [
+                                    "message",
+                                    "reasoning",
+                                    "function_call",
+                                    "function_call_output",
+                                    "item_reference",
+                                ]
+                            },
                             "role": {"enum": ["user", "assistant", "system", "developer"]},
                         },
                     },

@@ -1,7 +1,6 @@
 """The endpoints under /v1/responses."""
 
 import logging
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Any
@@ -26,6 +25,7 @@ from kvasir.router.openai.models import ChatBody
 from kvasir.router.openai.responses.body import ResponsesBody
 from kvasir.router.openai.responses.items import ChatMessage, Item, check_outputs, input_items, messages_of
 from kvasir.router.openai.responses.outputs import Event
+from kvasir.router.openai.responses.references import with_ids, with_referenced
 from kvasir.router.openai.responses.request import chat_body, named_as_given
 from kvasir.router.openai.responses.store import ResponseStore, StoredResponse
 from kvasir.router.openai.responses.writer import ResponseWriter
@@ -170,14 +170,14 @@ class ResponsesApi:
         items, messages, chat = await self._read(owner, body)
         with named_as_given():
             _, begun = await self._api.begin_chat(chat, record, origin)
-        kept = None if body.store is False else Kept(self._store, owner, _with_ids(items), messages)
+        kept = None if body.store is False else Kept(self._store, owner, with_ids(items, origin.response_id), messages)
         writer = ResponseWriter(body, begun.envelope, self._api.tokenizer)
         return Generation(ResponseAnswer(writer, kept), begun)
 
     async def _read(self, owner: str, body: ResponsesBody) -> tuple[list[Item], list[ChatMessage], ChatBody]:
         """Its items, the conversation with them, and the request that this is of a chat."""
         _check_supported(body)
-        items = input_items(body.input)
+        items = await with_referenced(input_items(body.input), self._store, owner)
         _check_depth(body, items)
         messages = [*await self._history(owner, body.previous_response_id), *messages_of(items)]
         check_outputs(messages)
@@ -196,10 +196,6 @@ class ResponsesApi:
 
 def _sse(told: Event) -> bytes:
     return event(told, told["type"])
-
-
-def _with_ids(items: list[Item]) -> list[Item]:
-    return [{"id": f"item_{uuid.uuid4().hex}", "type": "message", **item} for item in items]
 
 
 def _list_of(items: list[Item], query: Mapping[str, str]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def messages_of(items: Sequence[Item]) -> list[ChatMessage]:
     assistant: ChatMessage | None = None  # the one that calls belong to
     for index, item in enumerate(items):
         param = f"input[{index}]"
-        kind = item.get("type", "message")
+        kind = item.get("type") or "message"
         if kind == "reasoning":
             assistant = _begin(messages, assistant, is_new=assistant is not None and len(assistant) > 1)
             assistant["reasoning"] = assistant.get("reasoning", "") + _thought(item)
@@ -72,9 +72,6 @@ def _other(item: Item, kind: Any, param: str) -> ChatMessage:
         return {"role": item["role"], "content": item.get("content")}
     if kind == "function_call_output":
         return {"role": "tool", "tool_call_id": _text(item, "call_id", param), "content": item.get("output")}
-    if kind == "item_reference":
-        message = f"'{param}': items cannot be referred to; send the item itself, or use 'previous_response_id'"
-        raise InvalidRequest(message, param, "unsupported_content")
     raise InvalidRequest(f"'{param}': items of type {kind!r:.60} are not supported", param, "unsupported_content")
 
 

@@ -1,8 +1,9 @@
 """The items of a response's output while they are written, and the events that tell of it, in OpenAI's order."""
 
 from abc import ABC, abstractmethod
-from hashlib import sha256
 from typing import Any
+
+from kvasir.router.openai.responses.references import item_id
 
 Event = dict[str, Any]  # without its sequence number
 
@@ -11,8 +12,7 @@ class OutputItem(ABC):
     """Opened, added to, and closed: each says which events tell of that."""
 
     def __init__(self, prefix: str, output_index: int, response_id: str) -> None:
-        """Its id follows from the response's: whoever goes on with the response goes on with the same."""
-        self.item_id = f"{prefix}_{sha256(f'{response_id}/{output_index}'.encode()).hexdigest()[:32]}"
+        self.item_id = item_id(prefix, response_id, str(output_index))
         self._place = {"item_id": self.item_id, "output_index": output_index}
         self._output_index = output_index
         self._text = ""

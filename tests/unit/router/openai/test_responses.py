@@ -12,8 +12,10 @@ import pytest_asyncio
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from kvasir.common.errors import NodeUnavailable
+from kvasir.common.errors import InvalidRequest, NodeUnavailable
 from kvasir.router.openai.reading import ModelHabits
+from kvasir.router.openai.responses.references import with_referenced
+from kvasir.router.openai.responses.store import MemoryResponseStore, StoredResponse
 from tests.fake_dispatcher import play
 from tests.unit.router.openai.conftest import LIMITS, TOKENIZER, Router, ids, running_router, saying
 
@@ -271,9 +273,62 @@ async def test_an_output_must_be_that_of_a_call(router: Router) -> None:
         response = await ask(router, input=items)
         assert response.status_code == 400
         assert "No tool call found for function call output with call_id c" in response.json()["error"]["message"]
-    response = await ask(router, input=[{"type": "item_reference", "id": "msg_1"}])
-    assert response.status_code == 400
-    assert "previous_response_id" in response.json()["error"]["message"]
+
+
+async def test_items_are_referred_to_by_their_ids() -> None:
+    """Of inputs and outputs, of several responses, with and without a type; as if they were sent again."""
+    async with running_router(saying(CALLS), limits=WIDE, habits=HABITS, api_keys=["one", "two"]) as router:
+        client = router.openai.responses
+        first = await client.create(model="m", input="hi", tools=TOOLS)
+        thought, message, call, _ = first.output
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": "sun"}  # type: ignore[union-attr]
+        second = await client.create(model="m", input=[call.model_dump(), output])  # type: ignore[list-item, misc]
+        [said] = [item async for item in await client.input_items.list(first.id)]
+        references = [{"id": item.id} for item in (said, thought, message, call)]
+        asked: Any = [*references, output, {"type": "item_reference", "id": second.output[1].id}]
+        third = await client.create(model="m", input=asked)
+        again = [one.model_dump(exclude_none=True) for one in (thought, message, call)]
+        whole: Any = [{"role": "user", "content": "hi"}, *again, output, second.output[1].model_dump(exclude_none=True)]
+        await client.create(model="m", input=whole)
+        prompts = [request.prompt_token_ids for request in router.dispatcher.requests[-2:]]
+        assert prompts[0] == prompts[1]
+        items = [item.id async for item in await client.input_items.list(third.id, order="asc")]
+        assert items[:4] == [one["id"] for one in references]
+        assert len(set(items)) == len(items) == 6
+        body = {"model": "m", "input": asked}
+        other = {"authorization": "Bearer two"}
+        assert (await router.http.post("/v1/responses", json=body, headers=other)).status_code == 404
+        unkept = await client.create(model="m", input="hi", store=False)
+        for wanted in (unkept.output[0].id, first.output[0].id[:-1] + "9", "msg_1", "msg_" + 32 * "0" + "_0", ""):
+            with pytest.raises(openai.NotFoundError) as error:
+                await client.create(model="m", input=[{"type": "item_reference", "id": wanted}])
+            assert error.value.body == {
+                "message": f"Item with id {wanted!r} not found. Items are not persisted when `store` is set to false. "
+                "Try again with `store` set to true, or remove this item from your input.",
+                "type": "invalid_request_error",
+                "param": "input",
+                "code": None,
+            }
+
+
+async def test_so_many_responses_may_be_referred_to(router: Router) -> None:
+    store = MemoryResponseStore(ttl_s=60, max_bytes=1 << 20)
+    items = [{"type": "item_reference", "id": f"msg_{number:032x}_0"} for number in range(129)]
+    for item in items:
+        response = {"id": f"resp_{item['id'][4:-2]}", "output": [{"id": item["id"], "type": "message"}]}
+        await store.put("o", StoredResponse(response, [], []))
+    found = await with_referenced(items[:128] * 2, store, "o")
+    assert [one["id"] for one in found] == [one["id"] for one in items[:128]] * 2
+    with pytest.raises(InvalidRequest, match="more than 128 responses"):
+        await with_referenced(items, store, "o")
+
+
+async def test_unknown_fields_are_ignored_and_counted(router: Router) -> None:
+    before = await router.metric("kvasir:router_unknown_fields_total")
+    for path in ("", "/input_tokens"):
+        body = {"model": "m", "input": "hi", "frobnicate": 1, "moderation": {"model": "x"}}
+        assert (await router.post(f"/v1/responses{path}", **body)).status_code == 200
+    assert await router.metric("kvasir:router_unknown_fields_total") == before + 4
 
 
 async def test_nobody_finds_what_another_key_has_stored() -> None:
@@ -325,7 +380,7 @@ async def test_items_of_all_kinds_are_one_conversation() -> None:
         ({"input": [5]}, "input"),
         ({"input": [{"type": "message", "role": "king", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+        ({"input": [{"type": "item_reference", "id": {}}]}, "input[0].id"),
         ({"input": [{"type": 5}]}, "input[0]"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": 5, "arguments": "{}"}]}, "input[0].name"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),

@@ -67,6 +67,43 @@ async def test_a_whole_chat_answer(router: Router) -> None:
     }
 
 
+@pytest.mark.parametrize("ask", ["chat", "complete"])
+async def test_chunks_say_what_whole_answers_say(router: Router, ask: str) -> None:
+    post = getattr(router, ask)
+    whole = (await post()).json()
+    for chunk in events(await post(stream=True, stream_options={"include_usage": True})):
+        assert set(chunk) == set(whole)
+        for name in ("model", "service_tier", "system_fingerprint"):
+            assert chunk[name] == whole[name]
+
+
+@pytest.mark.parametrize(
+    ("roles", "options", "is_echoed"),
+    [
+        (["user", "assistant"], {}, True),
+        (["user", "assistant"], {"continue_final_message": True}, True),
+        (["assistant", "user"], {}, False),
+        (["user"], {"continue_final_message": True}, True),
+        (["user"], {"add_generation_prompt": False}, True),
+    ],
+)
+async def test_a_chats_echo_is_the_message_that_the_answer_belongs_to(
+    router: Router, roles: list[str], options: dict[str, Any], is_echoed: bool
+) -> None:
+    parts = [{"type": "text", "text": "so "}, {"type": "text", "text": "far "}]
+    messages = [{"role": role, "content": parts} for role in roles]
+    expected = ("so far " if is_echoed else "") + TEXT
+    body = {"model": "m", "messages": messages, "echo": True, "n": 2, **options}
+    answer = (await router.post("/v1/chat/completions", **body)).json()
+    assert [choice["message"]["content"] for choice in answer["choices"]] == [expected] * 2
+    assert answer["usage"]["completion_tokens"] == 2 * NUM_TOKENS
+    said = ["", ""]
+    for chunk in events(await router.post("/v1/chat/completions", **body, stream=True)):
+        for choice in chunk["choices"]:
+            said[choice["index"]] += choice["delta"].get("content", "")
+    assert said == [expected] * 2
+
+
 async def test_a_whole_completion_and_its_chunks(router: Router) -> None:
     answer = (await router.complete(max_tokens=50)).json()
     assert answer["object"] == "text_completion"
