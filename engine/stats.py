@@ -6,6 +6,7 @@ from kvasir.common.prefill_speed import PrefillSpeed
 from kvasir.engine.speeds import PrefillMeter
 
 STEP_TIME_WEIGHT = 0.1  # of the newest step in the moving average
+_TELLING = 1.5  # a step that takes hardly longer than one that only decodes says nothing of what its tokens cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +75,9 @@ class StepTimes:
         elif step.num_prefill_tokens > step.num_decode_tokens and step.step_time_s > 0:
             rate = step.num_prefill_tokens / step.step_time_s
             self.prefill_tokens_per_s = moving_average(self.prefill_tokens_per_s, rate)
-        decode_s = self.decode_step_s if step.num_decode_tokens else 0.0
-        self._prefill.note(step.num_prefill_tokens, step.sum_of_prefill_positions, step.step_time_s - decode_s)
+        if step.step_time_s > _TELLING * self.decode_step_s:
+            decode_s = self.decode_step_s if step.num_decode_tokens else 0.0
+            self._prefill.note(step.num_prefill_tokens, step.sum_of_prefill_positions, step.step_time_s - decode_s)
 
 
 def moving_average(old: float, new: float) -> float:

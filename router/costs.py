@@ -4,11 +4,12 @@
     decode node    the blocks that it lacks, at the pace at which blocks come to it
                    + one of its steps for each request there: so much it shares with every one
 
-Where a pace has not been measured, that of the others is taken; where none has, a token counts as a second, so that
-tokens are compared. Pure: functions of a snapshot.
+Nodes are taken to be as fast as the fastest, unless they have measured that they are more than twice as slow: less is
+what a busy machine makes of equals. Where nothing has been measured, a token counts as a second, so that tokens are
+compared. Pure: functions of a snapshot.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,40 +19,43 @@ from kvasir.router.views import Need, NodeView, num_blocks_for
 Cached = Callable[[str], int]  # address -> tokens at the front of the prompt that are held there
 
 _UNKNOWN = PrefillSpeed(token_s=1.0)
+_EQUALS = 2.0  # who is up to so many times slower is not
+_SOME_TOKENS = 1024  # of a prompt by which speeds are compared
 
 
 class Speeds(NamedTuple):
-    """What to reckon with for nodes that have measured nothing."""
+    """The fastest that nodes have measured."""
 
     prefill: PrefillSpeed
     block_fetch_s: float
+    step_s: float  # that computes hardly anything; 0: not measured
 
 
-def typical_speeds(nodes: Iterable[NodeView]) -> Speeds:
-    """The mean of those measured. A block whose way nobody knows comes no faster than it is computed."""
-    nodes = list(nodes)
+def fastest(nodes: Sequence[NodeView]) -> Speeds:
+    """A block whose way nobody knows comes as fast as it is computed."""
     speeds = [node.prefill_speed for node in nodes if node.prefill_speed is not None]
     fetches = [node.block_fetch_s for node in nodes if node.block_fetch_s]
-    prefill = _UNKNOWN
-    if speeds:
-        prefill = PrefillSpeed(_mean(one.token_s for one in speeds), _mean(one.position_s for one in speeds))
-    block_size = nodes[0].block_size if nodes else 0
-    return Speeds(prefill, _mean(fetches) if fetches else prefill.token_s * block_size)
+    prefill = min(speeds, key=lambda speed: speed.seconds(0, _SOME_TOKENS), default=_UNKNOWN)
+    fetch_s = min(fetches, default=prefill.token_s * nodes[0].block_size)
+    return Speeds(prefill, fetch_s, min((node.decode_step_s for node in nodes if node.decode_step_s), default=0.0))
 
 
-def prefill_s(node: NodeView, need: Need, num_cached_tokens: int, typical: Speeds) -> float:
+def prefill_s(node: NodeView, need: Need, num_cached_tokens: int, best: Speeds) -> float:
     """Until the prompt's last token is computed there."""
-    speed = node.prefill_speed or typical.prefill
+    own, speed = node.prefill_speed, best.prefill
+    if own is not None and own.seconds(0, _SOME_TOKENS) > _EQUALS * speed.seconds(0, _SOME_TOKENS):
+        speed = own
     return node.num_queued_tokens * speed.token_s + speed.seconds(num_cached_tokens, need.num_tokens)
 
 
-def decode_s(node: NodeView, need: Need, num_cached_tokens: int, typical: Speeds) -> float:
+def decode_s(node: NodeView, need: Need, num_cached_tokens: int, best: Speeds) -> float:
+    return transfer_s(node, need, num_cached_tokens, best) + node.decode_step_s * node.num_seats_taken
+
+
+def transfer_s(node: NodeView, need: Need, num_cached_tokens: int, best: Speeds) -> float:
     num_missing = num_blocks_for(need.num_tokens, node.block_size) - num_cached_tokens // node.block_size
-    return transfer_s(node, num_missing, typical) + node.decode_step_s * node.num_seats_taken
-
-
-def transfer_s(node: NodeView, num_blocks: int, typical: Speeds) -> float:
-    return num_blocks * (node.block_fetch_s or typical.block_fetch_s)
+    is_slow = node.block_fetch_s > _EQUALS * best.block_fetch_s
+    return num_missing * (node.block_fetch_s if is_slow else best.block_fetch_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +76,12 @@ class LocalPrefill:
         return "short" if need.num_tokens <= self.max_prompt_tokens else ""
 
 
-def local_s(decoder: NodeView, need: Need, num_cached_tokens: int, typical: Speeds) -> float:
-    """Of prefilling on the decode node: all that run there wait as well."""
-    return prefill_s(decoder, need, num_cached_tokens, typical) * (1 + decoder.num_seats_taken)
+def local_s(decoder: NodeView, need: Need, num_cached_tokens: int, best: Speeds) -> float:
+    """Of prefilling on the decode node: one step at least, and all that run there wait as long as its tokens take."""
+    own_s = prefill_s(decoder, need, num_cached_tokens, best)
+    return max(own_s, best.step_s) + own_s * decoder.num_seats_taken
 
 
-def _mean(values: Iterable[float]) -> float:
-    values = list(values)
-    return sum(values) / len(values)
+def trip_s(decoder: NodeView, need: Need, num_cached_tokens: int, prefill_s: float, best: Speeds) -> float:
+    """Of prefilling elsewhere, which takes a step at least, and then fetching what the decode node lacks."""
+    return max(prefill_s, best.step_s) + transfer_s(decoder, need, num_cached_tokens, best)

@@ -6,8 +6,9 @@ the nodes. `choose` is the rule around it: what room means, and whether a prefil
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
-from kvasir.router.costs import Cached, LocalPrefill, decode_s, local_s, prefill_s, transfer_s, typical_speeds
+from kvasir.router.costs import Cached, LocalPrefill, decode_s, fastest, local_s, prefill_s, trip_s
 from kvasir.router.views import MAX_QUEUED_CHUNKS, Need, NodeView, num_blocks_for
 
 _ALIKE = 1.25  # costs within this factor are the same: that is how well speeds are known
@@ -81,8 +82,8 @@ def choose(
     able = [node for node in decode if has_room_to_decode(node, need)]
     if not able:
         return None
-    typical = typical_speeds((*prefill, *decode))
-    decoder = rules.policy(able, last_decode, lambda node: decode_s(node, need, cached(node.address), typical))
+    best = fastest((*prefill, *decode))
+    decoder = rules.policy(able, last_decode, lambda node: decode_s(node, need, cached(node.address), best))
     if not need.wants_prefill:
         return Choice(decoder, None)
     senders = [node for node in prefill if can_prefill(node, need) and node.connector == decoder.connector]
@@ -90,13 +91,12 @@ def choose(
         return Choice(decoder, None, "alone")
 
     senders = [node for node in senders if has_room_to_prefill(node)]
-    remote_s = {node.address: prefill_s(node, need, cached(node.address), typical) for node in senders}
+    remote_s = {node.address: prefill_s(node, need, cached(node.address), best) for node in senders}
     num_cached = cached(decoder.address)
     why_local = "" if need.crosses_tiers else rules.local_prefill.reason(need, num_cached)
     if why_local:
-        num_missing = num_blocks_for(need.num_tokens, decoder.block_size) - num_cached // decoder.block_size
-        trip_s = min(remote_s.values(), default=float("inf")) + transfer_s(decoder, num_missing, typical)
-        if local_s(decoder, need, num_cached, typical) <= trip_s:
+        there_s = trip_s(decoder, need, num_cached, min(remote_s.values(), default=inf), best)
+        if local_s(decoder, need, num_cached, best) <= there_s:
             return Choice(decoder, None, why_local)
     if not senders:
         return None

@@ -86,16 +86,16 @@ class HeldBlocks:
 
     def apply(self, events: KVEvents) -> None:
         """The node's next message."""
+        has_missed = events.sequence != self._next_sequence
+        self._next_sequence = events.sequence + 1
         if events.is_snapshot:
             self._keys = set()
             self._is_lost = False
-        elif self._is_lost:
-            return
-        elif events.sequence != self._next_sequence:
+        elif has_missed:
             self._lose()
             self._ask_snapshot()
+        if self._is_lost:
             return
-        self._next_sequence = events.sequence + 1
         self._keys.difference_update(events.dropped)
         self._keys.update(events.stored)
         if len(self._keys) > self._max_blocks:

@@ -49,7 +49,7 @@ def load_from_proto(message: common_pb2.NodeLoad) -> NodeLoad:
         num_leased_blocks=message.num_leased_blocks,
         prefill_tokens_per_s=message.prefill_tokens_per_s,
         decode_step_s=message.decode_step_s,
-        prefill_speed=speed if message.prefill_token_s > 0 else None,
+        prefill_speed=speed if speed.token_s or speed.position_s else None,
         block_fetch_s=message.block_fetch_s,
     )
 

@@ -5,6 +5,7 @@ import pytest
 from kvasir.common.prefill_speed import PrefillSpeed
 from kvasir.engine.preemption import Choice, Loss, Rates, Way, choose_victim, choose_way
 from kvasir.engine.speeds import PrefillMeter
+from kvasir.engine.stats import StepMetrics, StepTimes
 
 BLOCK_SIZE = 16
 
@@ -105,3 +106,25 @@ def test_a_meter_of_few_or_odd_steps_stays_sane() -> None:
     speed = steep.speed
     assert speed is not None
     assert min(speed.token_s, speed.position_s) >= 0
+
+
+def test_a_step_that_takes_no_longer_than_a_decoding_one_says_nothing_of_prefill() -> None:
+    """Ten tokens beside a decoding step of 20 ms: the weights are read in any case, and that is all it takes."""
+    times = StepTimes()
+    times.note(step_of(0.020, num_decode_tokens=4))
+    times.note(step_of(0.025, num_prefill_tokens=10, num_decode_tokens=4))
+    times.note(step_of(0.025, num_prefill_tokens=10))
+    assert times.prefill_speed is None
+    times.note(step_of(0.120, num_prefill_tokens=100, num_decode_tokens=4))
+    assert times.prefill_speed == PrefillSpeed(pytest.approx(0.001), 0.0)
+
+
+def step_of(step_time_s: float, num_prefill_tokens: int = 0, num_decode_tokens: int = 0) -> StepMetrics:
+    return StepMetrics(
+        step=1,
+        step_time_s=step_time_s,
+        num_seqs=1,
+        num_prefill_tokens=num_prefill_tokens,
+        num_decode_tokens=num_decode_tokens,
+        queue_s=(),
+    )

@@ -1,0 +1,119 @@
+"""Where the default policy sends what is asked for again, through real processes: to the nodes that hold its prefix."""
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import Cluster, Service, wait_until
+from tests.e2e.asker import GREEDY, Asker, ask
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+BLOCK_SIZE = 16
+NUM_CONVERSATIONS = 8
+FIRST, ANSWER, NEXT = 160, 16, 16  # tokens: the first prompt, each answer, what is added in each further turn
+COMPUTED = "kvasir:prompt_tokens_computed_total"
+CACHED = "kvasir:kv_blocks_cached_total"
+LOCAL = 'kvasir:local_prefills_total{reason="cached"}'
+
+
+@pytest.fixture
+def pairs(model_dir: Path) -> Iterator[Cluster]:
+    """Two of each; a decode node may compute what is left of a prompt that it holds, but for one block."""
+    options = ("--max-local-prefill-tokens", str(BLOCK_SIZE))
+    with Cluster(model_dir, "tcp", num_prefill=2, num_decode=2, router_args=options) as cluster:
+        yield cluster
+
+
+def new_tokens(number: int, count: int) -> list[int]:
+    return random.Random(f"{number}/{count}").choices(range(1000, 20000), k=count)
+
+
+async def turn(asker: Asker, token_ids: Sequence[int], salt: str = "routing") -> tuple[list[int], int]:
+    """The answer's tokens, and how many of the prompt's nobody computed."""
+    body: dict[str, Any] = {"prompt": list(token_ids), "max_tokens": ANSWER, "ignore_eos": True, "cache_salt": salt}
+    whole = await asker.whole(**GREEDY, **body)
+    return whole["choices"][0]["token_ids"], whole["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def computed_by(nodes: Sequence[Service]) -> list[float]:
+    return [node.metrics()[COMPUTED] for node in nodes]
+
+
+def wait_until_known(cluster: Cluster) -> None:
+    """The router knows as many blocks as can be known: all full ones of what has been asked for so far."""
+
+    def is_known() -> bool:
+        known = cluster.router.metrics()["kvasir:prefix_index_blocks"]
+        is_settled = known == seen.get("known")
+        seen["known"] = known
+        return known >= 2 * NUM_CONVERSATIONS * FIRST // BLOCK_SIZE and is_settled
+
+    seen: dict[str, float] = {}
+    wait_until(is_known, 20, "what nodes hold is known to the router")
+
+
+def test_turns_stay_where_their_prefix_is_and_conversations_spread(pairs: Cluster) -> None:
+    conversations = [new_tokens(number, FIRST) for number in range(NUM_CONVERSATIONS)]
+    before = [computed_by(nodes) for nodes in (pairs.prefill, pairs.decode)]
+
+    async def first_turns(asker: Asker) -> None:
+        answers = await asyncio.gather(*(turn(asker, prompt) for prompt in conversations))
+        for number, (answer, num_cached) in enumerate(answers):
+            assert num_cached == 0
+            conversations[number] += [*answer, *new_tokens(number, NEXT)]
+
+    ask(pairs, first_turns)
+    shares = [now - then for now, then in zip(computed_by(pairs.prefill), before[0], strict=True)]
+    assert sum(shares) == NUM_CONVERSATIONS * FIRST
+    assert min(shares) > 0, "both prefill nodes have had some of it"
+    assert computed_by(pairs.decode) == before[1], "and the tiers were kept apart"
+    wait_until_known(pairs)
+
+    homes: dict[int, Service] = {}
+    answers: dict[int, list[int]] = {}
+
+    async def second_turns(asker: Asker) -> None:
+        for number, prompt in enumerate(conversations):
+            then = computed_by(pairs.prefill)
+            answers[number], num_cached = await turn(asker, prompt)
+            assert num_cached == FIRST, f"conversation {number} moved away from its prefix"
+            rose = [now - past for now, past in zip(computed_by(pairs.prefill), then, strict=True)]
+            assert sorted(rose) == [0, ANSWER + NEXT]
+            homes[number] = pairs.prefill[rose.index(ANSWER + NEXT)]
+
+    with pairs.deltas(pairs.decode, CACHED) as cached:
+        ask(pairs, second_turns)
+    # The answer's last token was never computed, so a block of it has no hash.
+    assert cached[CACHED] == NUM_CONVERSATIONS * ((FIRST + ANSWER - 1) // BLOCK_SIZE), "decode nodes fetched the rest"
+    assert len(set(homes.values())) == 2
+    check_local_prefill(pairs, conversations[0], answers[0])
+    check_loss(pairs, homes[1], [*conversations[1], *answers[1], *new_tokens(1, 2 * NEXT)])
+
+
+def check_local_prefill(cluster: Cluster, prompt: Sequence[int], expected: list[int]) -> None:
+    """Asked again, it lacks no more than its last block: the decode node that holds it computes that itself."""
+    wait_until_known(cluster)
+    assert LOCAL not in cluster.router.metrics()
+    with cluster.deltas(cluster.prefill, COMPUTED) as elsewhere:
+        answer, num_cached = ask(cluster, lambda asker: turn(asker, prompt))
+    assert answer == expected
+    assert num_cached == len(prompt) - BLOCK_SIZE
+    assert (elsewhere[COMPUTED], cluster.router.metrics()[LOCAL]) == (0, 1)
+
+
+def check_loss(cluster: Cluster, home: Service, prompt: Sequence[int]) -> None:
+    """The node that holds it is killed: another one computes it, and says the same."""
+    expected, num_cached = ask(cluster, lambda asker: turn(asker, prompt, salt="as if it were new"))
+    assert num_cached == 0
+    other = next(node for node in cluster.prefill if node is not home)
+    home.kill()
+    wait_until(lambda: cluster.router.metrics()['kvasir:nodes{role="prefill"}'] == 1, 20, "its loss is noticed")
+    with cluster.deltas([other], COMPUTED) as rose:
+        answer, num_cached = ask(cluster, lambda asker: turn(asker, prompt))
+    assert answer == expected
+    assert (num_cached, rose[COMPUTED]) == (0, len(prompt))
