@@ -192,8 +192,12 @@ def under_pressure(lab: PreemptionLab, quiet: Quiet, num_rounds: int, num_reques
     lines.append(_row("all of them", total, ""))
     alike = [min(run.seconds for run in runs[bandwidth, "recompute"]) for bandwidth in _PRESSED]
     spread = f"{max(alike) / min(alike) - 1:.1%}"
-    return [*lines, "", "Computing again has nothing to do with the way to the host: its times differ by chance, here by",
-            f"{spread}. A choice that differs from the better of both by less says nothing."]  # fmt: skip
+    return [
+        *lines,
+        "",
+        "Computing again has nothing to do with the way to the host: its times differ by chance, here by",
+        f"{spread}. A choice that differs from the better of both by less says nothing.",
+    ]
 
 
 def _row(name: str, seconds: dict[str, float], counts: str) -> str:
