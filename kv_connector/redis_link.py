@@ -11,6 +11,7 @@ import re
 import select
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,6 +28,7 @@ _SCRATCH_BYTES = 64 << 10
 _MAX_LINE_BYTES = 4096
 _SERVERS_MAX_VALUE_BYTES = 512 << 20
 _END = b"\r\n"
+_NUMBER = re.compile(rb"-?[0-9]{1,18}")
 _KIND = re.compile(rb"[A-Z]{2,24}(?= |$)")
 
 Part = bytes | memoryview
@@ -54,8 +56,11 @@ class RedisLink:
             raise KVTransferError("no connection to Redis: it speaks without being asked")
         self._connection = connection
         self._socket: socket.socket = connection._sock
-        self._socket.settimeout(timeout_s)
-        self._can_gather = not isinstance(self._socket, ssl.SSLSocket)
+        self._is_plain = not isinstance(self._socket, ssl.SSLSocket)
+        if self._is_plain:
+            _let_the_kernel_wait(self._socket, timeout_s)
+        else:
+            self._socket.settimeout(timeout_s)
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._unread = self._scratch[:0]  # never more than a line
         self._lock = threading.Lock()
@@ -66,7 +71,7 @@ class RedisLink:
     def send(self, *parts: Part) -> None:
         """All of it. The parts are not touched any more when this returns or raises."""
         try:
-            if self._can_gather:
+            if self._is_plain:
                 _send_gathered(self._socket, [memoryview(part) for part in parts])
             else:
                 for part in _joined(parts):
@@ -154,7 +159,7 @@ class RedisLink:
         into[:num_bytes] = self._unread[:num_bytes]
         self._unread = self._unread[num_bytes:]
         while num_bytes < into.nbytes:
-            num_bytes += self._receive(into[num_bytes:])
+            num_bytes += self._receive(into[num_bytes:], socket.MSG_WAITALL if self._is_plain else 0)
 
     def _skip(self, num_bytes: int) -> None:
         num_unread = min(num_bytes, self._unread.nbytes)
@@ -163,9 +168,9 @@ class RedisLink:
         while num_bytes:
             num_bytes -= self._receive(self._scratch[:num_bytes])
 
-    def _receive(self, into: memoryview) -> int:
+    def _receive(self, into: memoryview, flags: int = 0) -> int:
         try:
-            num_bytes = self._socket.recv_into(into)
+            num_bytes = self._socket.recv_into(into, 0, flags)
         except OSError as error:
             raise self._broken(error) from None
         if num_bytes == 0:
@@ -173,7 +178,7 @@ class RedisLink:
         return num_bytes
 
     def _number(self, text: bytes) -> int:
-        return int(text) if re.fullmatch(rb"-?[0-9]{1,18}", text) else self._foreign()
+        return int(text) if _NUMBER.fullmatch(text) else self._foreign()
 
     def _foreign(self) -> Any:
         self.close()
@@ -181,6 +186,8 @@ class RedisLink:
 
     def _broken(self, error: OSError) -> KVTransferError:
         self.close()
+        if isinstance(error, BlockingIOError):
+            error = TimeoutError("timed out")
         return KVTransferError(f"Redis: {_described(error)}")
 
 
@@ -193,6 +200,14 @@ def command_around(*words: bytes, value_bytes: int, after: Sequence[bytes] = ())
     head = b"*%d\r\n" % (len(words) + 1 + len(after))
     head += b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words) + b"$%d\r\n" % value_bytes
     return head, _END + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in after)
+
+
+def _let_the_kernel_wait(sock: socket.socket, timeout_s: float) -> None:
+    """One call for all of a value: with a timeout of its own, Python makes two for each part that comes or goes."""
+    sock.settimeout(None)
+    seconds, microseconds = divmod(max(1, round(timeout_s * 1e6)), 1_000_000)  # zero would be for ever
+    for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        sock.setsockopt(socket.SOL_SOCKET, limit, struct.pack("@ll", seconds, microseconds))
 
 
 def _send_gathered(sock: socket.socket, parts: list[memoryview]) -> None:
