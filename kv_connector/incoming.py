@@ -22,6 +22,7 @@ from kvasir.kv_connector.landing import ReceiverParts as ReceiverParts
 from kvasir.kv_connector.landing import TransferResult as TransferResult
 from kvasir.kv_connector.landing import WantedBlock as WantedBlock
 from kvasir.kv_connector.metrics import MissReason
+from kvasir.kv_connector.own_time import Limit
 from kvasir.kv_connector.pace import Pace, TooSlow
 from kvasir.kv_connector.sources import Source, keep_alive
 
@@ -155,7 +156,7 @@ class IncomingTransfer:
         """Fetch, and return what may be tried again: what was refused, and what never came."""
         self._in_flight = {block.key: block for block in blocks}
         refused: list[WantedBlock] = []
-        limit, loop = asyncio.timeout(None), asyncio.get_running_loop()
+        limit, loop = Limit(self._parts.clock), asyncio.get_running_loop()
         self._pace.begin()
         try:
             async with (
@@ -180,7 +181,7 @@ class IncomingTransfer:
                         await asyncio.sleep(0)
                         turn_s = loop.time()
         except TimeoutError as error:
-            if not limit.expired():
+            if not limit.expired:
                 self._source.failed(KVTransferError(f"{error!r}"))
             elif self._in_flight and not self._waits_for_deadline:
                 raise TooSlow(f"nothing came for as long as computing {len(self._at_stake)} blocks takes") from None
@@ -191,7 +192,7 @@ class IncomingTransfer:
         except KVTransferError as error:
             self._source.failed(error)
         finally:
-            self._pace.end(is_stuck=limit.expired())
+            self._pace.end(is_stuck=limit.expired)
         lost = self._outstanding
         self._in_flight.clear()
         return refused, lost
@@ -205,14 +206,11 @@ class IncomingTransfer:
     def _outstanding(self) -> list[WantedBlock]:
         return list(self._in_flight.values())
 
-    def _limit(self, limit: asyncio.Timeout, deadline_s: float) -> None:
+    def _limit(self, limit: Limit, deadline_s: float) -> None:
         """Until the deadline, or until waiting for the next block would cost more than computing the rest."""
-        if limit.expired():
-            return  # it strikes as soon as we wait for anything
-        now_s = self._parts.clock()
-        give_up_s = now_s + self._pace.wait_s(self._at_stake) if self._in_flight else deadline_s
+        give_up_s = self._parts.clock() + self._pace.wait_s(self._at_stake) if self._in_flight else deadline_s
         self._waits_for_deadline = deadline_s <= give_up_s
-        limit.reschedule(asyncio.get_running_loop().time() + min(deadline_s, give_up_s) - now_s)
+        limit.at_s = min(deadline_s, give_up_s)
 
     def _land(self, block: WantedBlock, frame: Frame) -> bool:
         try:

@@ -11,6 +11,7 @@ from kvasir.kv_connector.costs import Rates
 from kvasir.kv_connector.errors import BadFrame
 from kvasir.kv_connector.header import Expected, verify
 from kvasir.kv_connector.metrics import MissReason, TransferMetrics
+from kvasir.kv_connector.own_time import OwnTime
 from kvasir.kv_connector.settings import ConnectorSettings
 
 
@@ -29,7 +30,7 @@ class ReceiverParts:
     memory: BlockMemory
     kv_identity: bytes
     settings: ConnectorSettings
-    clock: Callable[[], float]
+    clock: OwnTime
     metrics: TransferMetrics
     rates: Rates
 

@@ -1,6 +1,5 @@
 """The receiving half of a node: wanted blocks are fetched as they are published, verified, and put in their place."""
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 
@@ -11,6 +10,7 @@ from kvasir.kv_connector.costs import ComputeCost, Rates
 from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.incoming import IncomingTransfer, OnBlock, ReceiverParts, WantedBlock
 from kvasir.kv_connector.metrics import TransferMetrics
+from kvasir.kv_connector.own_time import Limit, OwnTime
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.sources import FromPeer, FromStore, Source
 from kvasir.kv_connector.store_guard import StoreGuard
@@ -35,10 +35,10 @@ class KVReceiver:
         self.metrics = metrics or TransferMetrics()
         self._connector = connector
         self._settings = settings
-        self._clock = clock
+        self._clock = OwnTime(clock)
         self._guard = StoreGuard(f"reading from {connector.name}", settings.store_backoff_s, clock, self.metrics)
         self.rates = Rates(memory.layout.bytes_per_block, settings.costs.forget_after_s, clock)
-        self._parts = ReceiverParts(memory, kv_identity, settings, clock, self.metrics, self.rates)
+        self._parts = ReceiverParts(memory, kv_identity, settings, self._clock, self.metrics, self.rates)
         self._own_form = stored_as(CODEC_NONE, memory.layout)
         self._transfers: set[IncomingTransfer] = set()
 
@@ -96,7 +96,7 @@ class KVReceiver:
         started_s = self._clock()
         try:
             with self._guard.attempt():
-                async with asyncio.timeout(self._settings.lookup_timeout_s):
+                async with Limit(self._clock, started_s + self._settings.lookup_timeout_s):
                     found = await self._connector.contains(names)
         except KVTransferError:
             return 0

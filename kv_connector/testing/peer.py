@@ -3,7 +3,7 @@
     python -m kvasir.kv_connector.testing.peer '{"role": "send", ...}'
 
 send       publishes its blocks, says where, and stays
-receive    fetches, and sends the signal `then` to itself when the first block has landed
+receive    fetches, sends the signal `then` to itself when the first block has landed, and says how it ended
 """
 
 import asyncio
@@ -117,7 +117,9 @@ async def _receive(task: Task) -> None:
         ticket = ticket_of(task.transfer_id, opened.connector.name, task.endpoint)
         transfer = opened.receiver.start(ticket, wanted(keys_of(task.transfer_id)), strike)
         transfer.progress(NUM_BLOCKS, committed=True)
-        await transfer.done()
+        result = await transfer.done()
+        misses = {reason.value: number for reason, number in opened.metrics.misses.items()}
+        print("DONE", json.dumps({"fetched": result.num_fetched, "misses": misses}), flush=True)
         await asyncio.sleep(_STAY_S)
 
 

@@ -1,6 +1,7 @@
 """Promises, deadlines and leaving early, against a source that does as it is told."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 from kvasir.common.errors import KVTransferError
 from kvasir.engine.blocks import BlockId
 from kvasir.kv_connector.base import BlockHeader, BlockKey, Frame
-from kvasir.kv_connector.costs import ComputeCost, Rates
+from kvasir.kv_connector.costs import ComputeCost, CostRule, Rates
 from kvasir.kv_connector.header import checksum_of, pack
 from kvasir.kv_connector.incoming import IncomingTransfer, ReceiverParts, WantedBlock
 from kvasir.kv_connector.metrics import MissReason, TransferMetrics
+from kvasir.kv_connector.own_time import OwnTime
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.sources import LandBlock
 from kvasir.kv_connector.testing import IDENTITY, SMALL, ArrayMemory, random_keys, until
@@ -72,7 +74,7 @@ class World:
         clock = asyncio.get_running_loop().time
         self.rates = Rates(SMALL.bytes_per_block, settings.costs.forget_after_s, clock)
         self.meter = self.rates.of(self.source.name)
-        parts = ReceiverParts(self.memory, IDENTITY, settings, clock, self.metrics, self.rates)
+        parts = ReceiverParts(self.memory, IDENTITY, settings, OwnTime(clock), self.metrics, self.rates)
         self.transfer = IncomingTransfer(parts, self.source, WANTED, self.on_block, compute_s)
 
     def on_block(self, index: int, is_exact: bool) -> None:
@@ -175,3 +177,19 @@ async def test_a_promise_outlives_a_peer_that_cannot_be_told_to_wait() -> None:
     await until(lambda: num_tried > 1)
     world.transfer.progress(4, committed=True)
     assert (await world.transfer.done()).missing == ()
+
+
+async def test_a_receiver_that_was_stopped_itself_does_not_blame_its_source() -> None:
+    """Whatever came meanwhile is taken in, and the source has the time that it had before, and is as fast."""
+    world = World(lambda num_tokens: 0.01, fetch_timeout_base_s=1.0, costs=CostRule(patience_s=1.0))
+    world.source.may_deliver.clear()
+    world.transfer.progress(4, committed=True)
+    await until(lambda: len(world.source.asked) == 1)
+    await asyncio.sleep(0.05)
+    time.sleep(2.5)  # noqa: ASYNC251  (on purpose)
+    await asyncio.sleep(0.05)
+    world.source.may_deliver.set()
+    assert (await world.transfer.done()).missing == ()
+    assert not world.metrics.misses
+    assert len(world.source.asked) == 1
+    assert world.meter.rate is None or world.meter.rate.latency_s < 1.0

@@ -19,6 +19,7 @@ from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.sender import OutgoingBlock
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.testing import open_node, until
+from kvasir.kv_connector.testing import peer as processes
 from tests.unit.kv_connector.peer_process import HUGE, keys_of
 
 REPO = Path(__file__).resolve().parents[3]
@@ -96,3 +97,23 @@ async def test_a_receiver_that_freezes_gives_the_blocks_back_when_zmq_lets_go() 
             assert node.released.total() == num_published - held
             await until(lambda: node.sender.num_leased_blocks == 0)
         assert node.released == {BlockId(index): 1 for index in range(num_published)}
+
+
+async def test_a_receiver_that_was_frozen_goes_on_where_it_was() -> None:
+    """For longer than a block may take, and than its sender keeps the connection: it asks anew, and blames nobody."""
+    name, settings = "frozen", ConnectorSettings(**SETTINGS, fetch_timeout_base_s=1.0)
+    async with processes.node(settings, seed=1) as node, asyncio.timeout(START_S + DEADLINE_S):
+        await node.sender.publish(processes.ticket_of(name, "tcp"), processes.outgoing(processes.keys_of(name)))
+        task = processes.Task(
+            role="receive",
+            settings=processes.settings_to_json(settings),
+            transfer_id=name,
+            endpoint=node.connector.endpoint,
+            then=signal.SIGSTOP,
+        )
+        async with processes.process(task) as (process, said):
+            await processes.line_of(said, "LANDED")
+            await asyncio.sleep(4.0)
+            process.send_signal(signal.SIGCONT)
+            outcome = json.loads(await processes.line_of(said, "DONE"))
+        assert outcome == {"fetched": processes.NUM_BLOCKS, "misses": {}}

@@ -1,0 +1,82 @@
+"""Time as this process has had it: it stands still while the process is stopped, or its event loop held up.
+
+What came meanwhile could not be taken in, and that is nobody's fault but ours: peers and stores are measured by this
+clock, and what they have to bring is waited for by it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+_LOOK_S = 0.1
+_MOST_S = 0.5  # that counts between two looks: who is only slow to look has not been stopped
+
+
+class OwnTime:
+    """Belongs to an event loop. Stalls are noticed while somebody waits by a `Limit`; else it is `clock`, less those
+    that there have been."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._stalled_s = 0.0
+        self._looked_s = 0.0
+        self._num_looking = 0
+
+    def __call__(self) -> float:
+        now_s = self._clock()
+        if self._num_looking:
+            now_s = min(now_s, self._looked_s + _MOST_S)
+        return now_s - self._stalled_s
+
+    def look(self) -> None:
+        now_s = self._clock()
+        if self._num_looking:
+            self._stalled_s += max(0.0, now_s - self._looked_s - _MOST_S)
+        self._looked_s = now_s
+
+    def begin(self) -> None:
+        self.look()
+        self._num_looking += 1
+
+    def end(self) -> None:
+        self.look()
+        self._num_looking -= 1
+
+
+class Limit:
+    """As `asyncio.timeout`, until `at_s` by own time, which may be set anew at no cost. Up to a tenth of a second late
+    where it is set to less than before."""
+
+    def __init__(self, clock: OwnTime, at_s: float = float("inf")) -> None:
+        self.at_s = at_s
+        self._clock = clock
+        self._timeout = asyncio.timeout(None)
+        self._next_look: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._timeout.__aenter__()
+        self._clock.begin()
+        self._look()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()
+        self._clock.end()
+        await self._timeout.__aexit__(kind, error, trace)
+
+    @property
+    def expired(self) -> bool:
+        return self._timeout.expired()
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._clock.look()
+        left_s = self.at_s - self._clock()
+        if left_s <= 0:
+            self._timeout.reschedule(loop.time())
+        else:
+            self._next_look = loop.call_later(min(left_s, _LOOK_S), self._look)
