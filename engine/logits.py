@@ -37,13 +37,13 @@ def process_logits(
 def _penalise(logits: Tensor, params: SamplingParams, prompt: list[int], outputs: list[int]) -> None:
     """Repetition: prompt and output, once for each distinct token. Presence and frequency: output only."""
     if params.repetition_penalty != 1:
-        seen = torch.tensor(sorted({*prompt, *outputs}), device=logits.device)
+        seen = torch.tensor(prompt + outputs, device=logits.device)
         values = logits[seen]
         penalty = params.repetition_penalty
-        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)  # the same for each time it comes
     if outputs and (params.presence_penalty or params.frequency_penalty):
-        counts = torch.bincount(torch.tensor(outputs, device=logits.device), minlength=len(logits))
-        logits -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
+        said, counts = torch.tensor(outputs, device=logits.device).unique(return_counts=True)
+        logits[said] -= params.presence_penalty + params.frequency_penalty * counts
 
 
 def _mask(logits: Tensor, params: SamplingParams, outputs: list[int]) -> Tensor:
