@@ -25,6 +25,8 @@ StoreKey = NewType("StoreKey", str)  # a block key, and what else tells stored b
 
 CODEC_NONE = "none"
 MAX_HEADER_BYTES = 4096
+MAX_TRANSFER_ID_BYTES = 255
+MAX_ENDPOINTS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,14 @@ class Ticket:
     connector: str
     endpoints: tuple[Endpoint, ...] = ()
     stored_as: str = ""  # stores: the sender's form, part of its blocks' keys; empty: exact, in the receiver's dtype
+
+    def __post_init__(self) -> None:
+        """It may have come over the wire: what it names is remembered, told to others, and connected to."""
+        num_bytes = len(self.transfer_id.encode())
+        if num_bytes > MAX_TRANSFER_ID_BYTES:
+            raise ValueError(f"a transfer's name has at most {MAX_TRANSFER_ID_BYTES} bytes, got {num_bytes}")
+        if len(self.endpoints) > MAX_ENDPOINTS:
+            raise ValueError(f"a ticket names at most {MAX_ENDPOINTS} endpoints, got {len(self.endpoints)}")
 
 
 class BlockHeader(NamedTuple):

@@ -55,7 +55,6 @@ NUMBER_BYTES = 8
 KEY_BYTES = 32
 MAX_REQUEST_BYTES = 2048  # of one frame on its way to a sender
 MAX_KEYS_A_REQUEST = 48
-MAX_TRANSFER_ID_BYTES = 255
 MAX_REQUESTS_PER_PEER = 256  # blocks lent to one connection, and asked for by it
 SMALL_BYTES = 128 << 10  # where no payload is larger, blocks travel by trays
 TRAY_BYTES = 512 << 10
@@ -158,7 +157,7 @@ def _version_bytes() -> bytes:
 
 
 def fetch(first_number: int, transfer_id: TransferId, keys: Sequence[BlockKey]) -> bytes:
-    """FETCH | number | length of the transfer's name | its name | keys"""
+    """FETCH | number | length of the transfer's name | its name, at most MAX_TRANSFER_ID_BYTES | keys"""
     name = transfer_id.encode()
     return b"".join((FETCH, number(first_number), bytes([len(name)]), name, *keys))
 

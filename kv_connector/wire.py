@@ -4,6 +4,7 @@ from functools import lru_cache
 
 from google.protobuf.message import DecodeError
 
+from kvasir.common.errors import InvalidRequest
 from kvasir.engine.blocks import KVLayout
 from kvasir.kv_connector.base import BlockHeader, BlockKey, Endpoint, Ticket, TransferId
 from kvasir.proto import common_pb2, kv_pb2
@@ -86,9 +87,13 @@ def ticket_to_proto(ticket: Ticket) -> common_pb2.Ticket:
 
 
 def ticket_from_proto(message: common_pb2.Ticket) -> Ticket:
-    return Ticket(
-        transfer_id=TransferId(message.transfer_id),
-        connector=message.connector,
-        endpoints=tuple(Endpoint(e.address, e.first_kv_head, e.num_kv_heads) for e in message.endpoints),
-        stored_as=message.stored_as,
-    )
+    """InvalidRequest if it is none."""
+    try:
+        return Ticket(
+            transfer_id=TransferId(message.transfer_id),
+            connector=message.connector,
+            endpoints=tuple(Endpoint(e.address, e.first_kv_head, e.num_kv_heads) for e in message.endpoints),
+            stored_as=message.stored_as,
+        )
+    except ValueError as error:
+        raise InvalidRequest(f"a ticket of no use: {error}") from error

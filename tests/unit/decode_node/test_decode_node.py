@@ -159,6 +159,14 @@ async def test_a_ticket_for_nobody_is_computed_here() -> None:
         assert node.transfers[1].num_tokens_recomputed == 18
 
 
+async def test_a_ticket_that_is_none_is_refused() -> None:
+    async with decode(MEMORY) as node:
+        await node.send(**start_decode(1, request([1], 4), common_pb2.Ticket(transfer_id="t" * 256)))
+        await node.ends(1)
+        assert node.failed[1].code == common_pb2.FAILURE_CODE_INVALID_REQUEST
+        assert "at most 255 bytes" in node.failed[1].message
+
+
 async def test_abort_may_come_before_admission() -> None:
     gate = threading.Event()
     async with decode(MEMORY) as node:

@@ -213,3 +213,20 @@ async def test_the_window_bounds_what_is_asked_for_and_not_taken_in() -> None:
         sender.sender.abort(ticket.transfer_id)
         await until(lambda: sender.sender.num_leased_blocks == 0)
         assert sender.released == {BlockId(index): 1 for index in range(40)}
+
+
+async def test_a_ticket_with_a_name_too_long_for_the_wire_is_none() -> None:
+    """It spoilt the link that all transfers from there share: a release of it was too large for the sender."""
+    with pytest.raises(ValueError, match="at most 255 bytes, got 256"):
+        Ticket(transfer_id=TransferId("é" * 128), connector="tcp")
+    with pytest.raises(ValueError, match="at most 256 endpoints, got 257"):
+        Ticket(transfer_id=TransferId("t"), connector="tcp", endpoints=(Endpoint("a:1"),) * 257)
+    longest = Ticket(transfer_id=TransferId("t" * 255), connector="tcp")
+    async with asyncio.timeout(DEADLINE_S), open_node(SETTINGS) as sender, open_node(SETTINGS, seed=2) as receiver:
+        pair, keys = Pair(sender, receiver), random_keys(60)
+        ticket = replace(longest, endpoints=(Endpoint(sender.connector.endpoint),))
+        await sender.sender.publish(ticket, pair.outgoing(keys))
+        transfer = pair.start(ticket, keys)
+        transfer.progress(len(keys), committed=True)
+        assert (await transfer.done()).missing == ()
+        await until(lambda: sender.sender.num_leased_blocks == 0)
