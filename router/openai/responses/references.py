@@ -29,26 +29,35 @@ def with_ids(items: Sequence[Item], response_id: str) -> list[Item]:
 
 async def with_referenced(items: Sequence[Item], store: ResponseStore, owner: str) -> list[Item]:
     """Each reference is the item itself. Raises NotFound for what is not there, and StoreUnavailable."""
-    known: dict[str, StoredResponse | None] = {}
+    known: dict[str, dict[str, Item]] = {}
     found: list[Item] = []
     for at, item in enumerate(items):
-        if not _is_reference(item):
-            found.append(item)
-            continue
         wanted = item.get("id")
-        if not isinstance(wanted, str):
-            raise InvalidRequest(f"'input[{at}].id' must be a string", f"input[{at}].id", "invalid_type")
-        match = _ITEM_ID.fullmatch(wanted)
-        if match is None:
-            raise _not_found(wanted)
-        response_id = _RESPONSE_PREFIX + match[1]
-        if response_id not in known:
-            if len(known) == _MAX_RESPONSES:
-                message = f"'input' refers to items of more than {_MAX_RESPONSES} responses"
-                raise InvalidRequest(message, "input", "invalid_value")
-            known[response_id] = await store.get(owner, response_id)
-        found.append(_item_of(known[response_id], wanted))
+        if _is_reference(item):
+            if not isinstance(wanted, str):
+                raise _not_a_string(at)
+            found.append(await _referenced(wanted, known, store, owner))
+        elif wanted is None or isinstance(wanted, str):
+            found.append(item)
+        else:
+            raise _not_a_string(at)
     return found
+
+
+async def _referenced(wanted: str, known: dict[str, dict[str, Item]], store: ResponseStore, owner: str) -> Item:
+    match = _ITEM_ID.fullmatch(wanted)
+    if match is None:
+        raise _not_found(wanted)
+    response_id = _RESPONSE_PREFIX + match[1]
+    if response_id not in known:
+        if len(known) == _MAX_RESPONSES:
+            message = f"'input' refers to items of more than {_MAX_RESPONSES} responses"
+            raise InvalidRequest(message, "input", "invalid_value")
+        stored = await store.get(owner, response_id)
+        known[response_id] = {} if stored is None else _items_of(stored)
+    if wanted not in known[response_id]:
+        raise _not_found(wanted)
+    return known[response_id][wanted]
 
 
 def _is_reference(item: Item) -> bool:
@@ -56,12 +65,9 @@ def _is_reference(item: Item) -> bool:
     return kind == "item_reference" or (kind is None and "id" in item and "role" not in item)
 
 
-def _item_of(stored: StoredResponse | None, wanted: str) -> Item:
-    if stored is not None:
-        for item in (*stored.response["output"], *stored.input_items):
-            if item["id"] == wanted:
-                return dict(item)
-    raise _not_found(wanted)
+def _items_of(stored: StoredResponse) -> dict[str, Item]:
+    """By id; an output's is its own."""
+    return {item["id"]: item for item in (*stored.input_items, *stored.response["output"])}
 
 
 def _not_found(wanted: str) -> NotFound:
@@ -70,3 +76,7 @@ def _not_found(wanted: str) -> NotFound:
         "Try again with `store` set to true, or remove this item from your input.",
         "input",
     )
+
+
+def _not_a_string(at: int) -> InvalidRequest:
+    return InvalidRequest(f"'input[{at}].id' must be a string", f"input[{at}].id", "invalid_type")

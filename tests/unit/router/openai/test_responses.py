@@ -381,6 +381,7 @@ async def test_items_of_all_kinds_are_one_conversation() -> None:
         ({"input": [{"type": "message", "role": "king", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
         ({"input": [{"type": "item_reference", "id": {}}]}, "input[0].id"),
+        ({"input": [{"role": "user", "content": "x", "id": 5}]}, "input[0].id"),
         ({"input": [{"type": 5}]}, "input[0]"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": 5, "arguments": "{}"}]}, "input[0].name"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
@@ -398,7 +399,7 @@ async def test_items_of_all_kinds_are_one_conversation() -> None:
         ({"input": "x" * 20_000}, "input"),
         ({"previous_response_id": "resp_x"}, "previous_response_id"),
     ],
-    ids=range(23),
+    ids=range(24),
 )
 async def test_what_cannot_be_had_is_a_400(router: Router, body: dict[str, Any], param: str) -> None:
     for stream in (False, True):
