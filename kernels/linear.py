@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Quantization = Literal["none", "fp16", "int8", "int4", "w8a8_int8", "w4a8_int8", "int8-rows", "fp8"]
 
+# The layer that gives logits suffers most, so it has 8 bits: as everybody's 4-bit models have it, or more.
+_OF_HEAD: dict[Quantization, Quantization] = {"int4": "int8", "w4a8_int8": "w8a8_int8"}
 _BITS: dict[Quantization, int] = {"int8": 8, "int4": 4, "w8a8_int8": 8, "w4a8_int8": 4}
 ON_CPU: frozenset[Quantization] = frozenset({"fp16", *_BITS})
 
@@ -46,13 +48,17 @@ class PackedLinear:
     On a CPU, weights for float32 are kept as the panels that the compiled loops read, and nowhere else.
     """
 
-    def __init__(self, weight: Tensor | GroupedWeight, bias: Tensor | None = None, *, is_exact: bool = False) -> None:
-        """is_exact: never quantized here, whatever `quantizing` says."""
+    def __init__(
+        self, weight: Tensor | GroupedWeight, bias: Tensor | None = None, *, is_exact: bool = False,
+        is_head: bool = False,
+    ) -> None:  # fmt: skip
+        """is_exact: never quantized here, whatever `quantizing` says. is_head: no less than 8 bits."""
         self.num_outputs = weight.shape[0]
         self._bias = bias
         self._plain: Tensor | None = None
         self._scaled: tuple[Tensor, Tensor] | None = None
         how = "none" if is_exact else _quantization.get()
+        how = _OF_HEAD.get(how, how) if is_head else how
         if isinstance(weight, Tensor) and not is_packable(weight):
             if how in ("int8-rows", "fp8"):
                 self._scaled = quantize_weight(weight, torch.int8 if how == "int8-rows" else torch.float8_e4m3fn)

@@ -9,9 +9,9 @@ from typing import Any, Self
 from kvasir.engine.models.config import ModelConfig
 
 PYTHON = ("schedule", "build the batch", "sample", "commit")  # parts of a step that are not the model
-# Of weights in groups of 32: int8 has a scale of 16 bits for each, int4 a scale and an offset.
-_BYTES_OF_A_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "int8": 1 + 2 / 32, "int4": 0.5 + 4 / 32}
-_BYTES_OF_A_WEIGHT |= {"w8a8": _BYTES_OF_A_WEIGHT["int8"], "w4a8": _BYTES_OF_A_WEIGHT["int4"]}
+# In groups of 32, weights of 8 bits have a scale of 16 bits for each group, those of 4 bits a scale and an offset.
+_BITS_8, _BITS_4 = 1 + 2 / 32, 0.5 + 4 / 32
+_BYTES_OF_A_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "int8": _BITS_8, "w8a8": _BITS_8, "int4": _BITS_4, "w4a8": _BITS_4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ class Work:
 
 def floor_s(work: Work, form: str, floors: Floors, case: Case) -> float:
     """The longer one of what must be read and what must be computed."""
-    weights = _BYTES_OF_A_WEIGHT[form] * (work.layer_weights + work.head_weights)
+    bytes_of_a_weight = _BYTES_OF_A_WEIGHT[form]
+    weights = bytes_of_a_weight * work.layer_weights + max(bytes_of_a_weight, _BITS_8) * work.head_weights
     read_bytes = weights + case.num_seqs * case.context * work.kv_bytes_of_a_token
     pairs = case.num_tokens * case.context + case.num_tokens * (case.num_tokens + 1) / 2  # of a query and a key
     products = 2 * (case.num_tokens * work.layer_weights + work.head_weights) + 4 * pairs * work.attention_width
@@ -151,7 +152,8 @@ def as_markdown(about: Mapping[str, Any], measured: Sequence[Measured], profiles
 def _profiles(profiles: Sequence[Profile]) -> list[str]:
     names = list(dict.fromkeys(name for one in profiles for name in one.parts_ms))
     lines = [
-        f"Where whole steps of the engine go, {profiles[0].num_seqs} sequences decoding greedily (ms, medians).",
+        f"Where whole steps of the engine go, {profiles[0].num_seqs} sequences decoding greedily, or drawn at a",
+        "temperature of 0.8 with a top-p of 0.95 (ms, medians).",
         "Python: scheduling, building the batch, sampling, commit. Not the loops: that, and what is around the loops.",
         "",
         f"| weights | step | {' | '.join(names)} | Python | not the loops |",

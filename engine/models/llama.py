@@ -48,7 +48,8 @@ class LlamaForCausalLM:
         self._layers = [self.layer_class(config, weights, layer) for layer in range(config.num_layers)]
         self._recorded = RecordedLayers(self._through_layers)
         self._norm = weights("model.norm.weight")
-        self._head = PackedLinear(self._embedding if config.tie_word_embeddings else weights("lm_head.weight"))
+        head = self._embedding if config.tie_word_embeddings else weights("lm_head.weight")
+        self._head = PackedLinear(head, is_head=True)
 
     def forward(self, batch: BatchInputs, kv_cache: Tensor) -> Tensor:
         """-> hidden [T, C]; writes the step's keys and values into kv_cache [N, L, 2, K, B, D]"""

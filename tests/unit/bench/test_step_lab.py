@@ -19,7 +19,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("form", "expected"), [("fp32", 6000), ("fp16", 3000), ("int8", 1593.75), ("int4", 937.5)]
+    ("form", "expected"), [("fp32", 6000), ("fp16", 3000), ("int8", 1593.75), ("w8a8", 1593.75), ("w4a8", 1156.25)]
 )  # fmt: skip
 def test_floor_of_reading(form: str, expected: float) -> None:
     """1,500 weights, and keys and values of 2 x 7 tokens"""

@@ -116,6 +116,15 @@ def test_what_is_exact_is_not_quantized() -> None:
     torch.testing.assert_close(linear(x), linear_reference(x, weight), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("how", "of_head"), [("int4", "int8"), ("w4a8_int8", "w8a8_int8"), ("fp16", "fp16")])
+def test_what_gives_logits_has_no_less_than_8_bits(how: Quantization, of_head: Quantization) -> None:
+    weight, x = torch.randn(8, 64), torch.randn(2, 64)
+    with quantizing(how):
+        head = PackedLinear(weight, is_head=True)
+    with quantizing(of_head):
+        assert torch.equal(head(x), PackedLinear(weight)(x))
+
+
 def test_a_grouped_weight_knows_its_shape() -> None:
     weight: GroupedWeight = quantize(torch.randn(10, 40), 8)
     assert weight.shape == (10, 40)
