@@ -186,7 +186,7 @@ async def test_a_receiver_that_was_stopped_itself_does_not_blame_its_source() ->
     world.transfer.progress(4, committed=True)
     await until(lambda: len(world.source.asked) == 1)
     await asyncio.sleep(0.05)
-    time.sleep(2.5)  # noqa: ASYNC251  (on purpose)
+    time.sleep(1.8)  # noqa: ASYNC251  (on purpose)
     await asyncio.sleep(0.05)
     world.source.may_deliver.set()
     assert (await world.transfer.done()).missing == ()

@@ -113,7 +113,7 @@ async def test_a_receiver_that_was_frozen_goes_on_where_it_was() -> None:
         )
         async with processes.process(task) as (process, said):
             await processes.line_of(said, "LANDED")
-            await asyncio.sleep(4.0)
+            await asyncio.sleep(3.2)
             process.send_signal(signal.SIGCONT)
             outcome = json.loads(await processes.line_of(said, "DONE"))
         assert outcome == {"fetched": processes.NUM_BLOCKS, "misses": {}}
