@@ -27,6 +27,7 @@ from kvasir.engine.models import read_model_config
 from kvasir.engine.models.loader import load_model
 from kvasir.engine.models.rope import rope_tables
 from kvasir.engine.request import Request, RequestId
+from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.step import Chunk
 from kvasir.kernels.linear import Quantization
 
@@ -37,6 +38,7 @@ DECODES = tuple(Case(num_seqs, context, 1) for context in (128, 1024) for num_se
 PREFILLS = (Case(1, 0, 512), Case(1, 0, 2000))
 _BLOCK_SIZE = 16
 _PROFILED = Case(16, 128, 1)  # that long it grows at most
+_DRAWN = SamplingParams(temperature=0.8, top_p=0.95)
 _CPU = torch.device("cpu")
 
 
@@ -136,8 +138,9 @@ def main(argv: list[str]) -> int:
     if "profile" in options.parts:
         quiet.look()
         for form, model in lab.models.items():
-            profiles.append(profile_steps(form, model, lab.cache, _PROFILED.num_seqs, num_steps=60))
-            print(profiles[-1], file=sys.stderr, flush=True)
+            for name, sampling in (form, SamplingParams()), (f"{form}, drawn", _DRAWN):
+                profiles.append(profile_steps(name, model, lab.cache, _PROFILED.num_seqs, 60, sampling))
+                print(profiles[-1], file=sys.stderr, flush=True)
     about = machine() | {"threads": torch.get_num_threads(), "busy_with_other_things": str(quiet)}
     print(write_results(options.output, about, measured, profiles))
     return 0

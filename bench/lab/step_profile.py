@@ -4,6 +4,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -21,6 +22,7 @@ from kvasir.kernels.cpu import threads
 
 _PROMPT_LEN = 24
 _WARM_UP = 3  # steps
+_GREEDY = SamplingParams()
 
 
 class _Clock:
@@ -65,8 +67,10 @@ class _TimedModel:
         self.logits = clock.model(model.logits)
 
 
-def profile_steps(form: str, model: Model, cache: KVCache, num_seqs: int, num_steps: int) -> Profile:
-    """Of steps in which all of `num_seqs` greedy requests decode."""
+def profile_steps(
+    form: str, model: Model, cache: KVCache, num_seqs: int, num_steps: int, sampling: SamplingParams = _GREEDY
+) -> Profile:
+    """Of steps in which all of `num_seqs` requests decode."""
     clock = _Clock()
     max_model_len = _PROMPT_LEN + _WARM_UP + num_steps + 8
     limits = Limits(
@@ -76,7 +80,7 @@ def profile_steps(form: str, model: Model, cache: KVCache, num_seqs: int, num_st
     )  # fmt: skip
     runner = ModelRunner(_TimedModel(model, clock), cache, max_model_len)
     engine = Engine(Scheduler(limits), runner)
-    sampling = SamplingParams(max_tokens=_WARM_UP + num_steps + 4)
+    sampling = replace(sampling, max_tokens=_WARM_UP + num_steps + 4)
     requests = [
         Request(request_id=RequestId(str(s)), prompt_token_ids=[5 + s] * _PROMPT_LEN, sampling=sampling)
         for s in range(num_seqs)
