@@ -208,6 +208,8 @@ class IncomingTransfer:
 
     def _limit(self, limit: Limit, deadline_s: float) -> None:
         """Until the deadline, or until waiting for the next block would cost more than computing the rest."""
+        if limit.expired:
+            return  # it strikes as soon as we wait for anything
         give_up_s = self._parts.clock() + self._pace.wait_s(self._at_stake) if self._in_flight else deadline_s
         self._waits_for_deadline = deadline_s <= give_up_s
         limit.at_s = min(deadline_s, give_up_s)
