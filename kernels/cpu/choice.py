@@ -222,7 +222,7 @@ def _choose(
             best[r] = -1
             continue
         largest, at = _largest(row, 0, len(row)), 0
-        while row[at] != largest:
+        while at + 1 < len(row) and row[at] != largest:
             at += 1
         best[r] = drawn[r] = at
         temperature, u, top_k, top_p, min_p = settings[r]
