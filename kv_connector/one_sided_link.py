@@ -17,6 +17,7 @@ from kvasir.common.addresses import split_address
 from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector import one_sided_protocol as protocol
 from kvasir.kv_connector.base import BlockKey, Frame, TransferId
+from kvasir.kv_connector.errors import OtherVersion
 from kvasir.kv_connector.one_sided_engine import Pool, ReadChannel, ReadEngine
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.staging import Staging
@@ -90,7 +91,8 @@ class Link:
                 reader = await self._shake_hands()
         except Exception as error:
             self.close(str(error) or "no answer")
-            raise KVTransferError(self.why_lost) from error
+            kind = OtherVersion if isinstance(error, OtherVersion) else KVTransferError
+            raise kind(self.why_lost) from error
         except BaseException:
             self.close("closed")
             raise

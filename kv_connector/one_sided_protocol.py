@@ -1,7 +1,7 @@
 """What the two ends of a one-sided connector say to each other, beside the engine that moves the payloads.
 
     receiver                                sender
-    HELLO nonce                        -->
+    HELLO nonce, version               -->                                    another one: REFUSED version
                                        <--  CHALLENGE nonce, proof            the sender proves itself first
     ANSWER proof                       -->
                                        <--  WELCOME engine, pool, loan
@@ -24,14 +24,18 @@ import os
 import struct
 
 from kvasir.common.errors import KVTransferError
+from kvasir.kv_connector.errors import OtherVersion
 from kvasir.kv_connector.header import MAX_HEADER_BYTES
 
 log = logging.getLogger(__name__)
+
+VERSION = 2  # of what follows here; the first one's HELLO said none
 
 HELLO = b"H"
 CHALLENGE = b"C"
 ANSWER = b"A"
 WELCOME = b"W"
+REFUSED = b"X"
 FETCH = b"F"
 LENT = b"L"
 INLINE = b"I"
@@ -109,10 +113,15 @@ def _fields(message: memoryview) -> list[bytes]:
 
 
 async def let_in(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: str) -> None:
-    """The sender's half of the handshake, up to the WELCOME. BadMessage: it is a stranger."""
+    """The sender's half of the handshake, up to the WELCOME. BadMessage: it is a stranger; OtherVersion."""
     nonce = os.urandom(NONCE_BYTES)
     match await read(reader, MAX_STRANGER_BYTES):
-        case [word, receiver_nonce] if word == HELLO and len(receiver_nonce) == NONCE_BYTES:
+        case [word, _, *version] if word == HELLO and version[:1] != [number(VERSION)]:
+            write(writer, REFUSED, number(VERSION))
+            theirs = to_number(version[0]) if version else 1
+            log.warning("refused a receiver of protocol version %d; this node's is %d", theirs, VERSION)
+            raise OtherVersion(f"version {theirs}")
+        case [word, receiver_nonce, _] if word == HELLO and len(receiver_nonce) == NONCE_BYTES:
             write(writer, CHALLENGE, nonce, _proof(secret, _SENDER, receiver_nonce, nonce))
         case _:
             raise BadMessage("no HELLO")
@@ -131,12 +140,14 @@ async def come_in(
 ) -> tuple[bytes, tuple[int, int, int], float]:
     """The receiver's half: what the sender's engine says of itself, its pool, and how many seconds a loan lasts."""
     nonce = os.urandom(NONCE_BYTES)
-    write(writer, HELLO, nonce)
+    write(writer, HELLO, nonce, number(VERSION))
     match await read(reader, MAX_STRANGER_BYTES):
         case [word, sender_nonce, proof] if word == CHALLENGE and hmac.compare_digest(
             proof, _proof(secret, _SENDER, nonce, sender_nonce)
         ):
             write(writer, ANSWER, _proof(secret, _RECEIVER, nonce, sender_nonce))
+        case [word, version, *_] if word == REFUSED:
+            raise OtherVersion(f"it speaks version {to_number(version)} of the protocol, this node {VERSION}")
         case _:
             raise KVTransferError("it does not know the cluster's secret")
     match await read(reader, MAX_ENGINE_BYTES):

@@ -159,7 +159,7 @@ async def test_who_does_not_know_the_secret_learns_nothing() -> None:
     async with pair_of() as pair:
         reader, writer = await asyncio.open_connection(*split_address(pair.sender.connector.endpoint))
         nonce = bytes(protocol.NONCE_BYTES)
-        protocol.write(writer, protocol.HELLO, nonce)
+        protocol.write(writer, protocol.HELLO, nonce, protocol.number(protocol.VERSION))
         word, _, _ = await protocol.read(reader, 1 << 20)
         assert word == protocol.CHALLENGE
         protocol.write(writer, protocol.ANSWER, nonce)
@@ -173,6 +173,32 @@ async def test_who_does_not_know_the_secret_learns_nothing() -> None:
                 await anext(stranger.fetch(pair.ticket(), random_keys(1)))
         finally:
             await stranger.close()
+
+
+@pytest.mark.parametrize("said", [[], [protocol.number(3)], [protocol.number(3), b"and more"]])
+async def test_another_version_is_refused_and_told_ours(said: list[bytes], caplog: pytest.LogCaptureFixture) -> None:
+    async with pair_of() as pair:
+        reader, writer = await asyncio.open_connection(*split_address(pair.sender.connector.endpoint))
+        protocol.write(writer, protocol.HELLO, bytes(protocol.NONCE_BYTES), *said)
+        assert await protocol.read(reader, 1 << 10) == [protocol.REFUSED, protocol.number(protocol.VERSION)]
+        writer.close()
+    theirs = 3 if said else 1
+    assert f"of protocol version {theirs}; this node's is {protocol.VERSION}" in caplog.text
+
+
+async def test_a_sender_of_another_version_is_a_miss_by_that_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def let_in(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: str) -> None:
+        protocol.write(writer, protocol.REFUSED, protocol.number(3))
+        raise protocol.BadMessage("another version")
+
+    async with pair_of() as pair:
+        monkeypatch.setattr(protocol, "let_in", let_in)
+        keys, ticket = random_keys(4), pair.ticket()
+        await pair.sender.sender.publish(ticket, pair.outgoing(keys))
+        transfer = pair.start(ticket, keys)
+        transfer.progress(4, committed=True)
+        assert (await transfer.done()).missing == (0, 1, 2, 3)
+        assert pair.receiver.metrics.misses == {MissReason.VERSION: 4}
 
 
 async def test_garbage_ends_a_connection_and_nothing_else() -> None:
