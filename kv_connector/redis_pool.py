@@ -1,13 +1,14 @@
 """Links that wait to be used again, as many as there are threads that use them."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from redis import ConnectionPool
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector.redis_link import RedisLink
 from kvasir.kv_connector.threads import Job
 
@@ -51,8 +52,10 @@ class RedisPool:
             job.can_be_cut(link.cut)
             yield link
             job.can_be_cut(None)
-        except BaseException:
+        except BaseException as error:
             link.close()
+            if isinstance(error, KVTransferError):
+                self._drop_idle()  # that server may have gone, or be a replica by now: its name is looked up again
             raise
         finally:
             self._in_use.discard(link)
@@ -62,8 +65,12 @@ class RedisPool:
 
     def close(self) -> None:
         self._is_closed = True
-        while self._idle:
-            self._idle.pop().close()
+        self._drop_idle()
+
+    def _drop_idle(self) -> None:
+        with suppress(IndexError):  # others take from it meanwhile
+            while True:
+                self._idle.pop().close()
 
     def _take(self) -> RedisLink:
         while True:

@@ -168,8 +168,8 @@ class OpenFolder:
             raise
 
     def remove(self, name: str) -> None:
-        """A block, or what was to become one. A folder of that name is somebody else's."""
-        with suppress(FileNotFoundError, IsADirectoryError):
+        """A block, or what was to become one. A folder of that name is somebody else's, and so may a file be."""
+        with suppress(FileNotFoundError, IsADirectoryError, PermissionError):
             os.unlink(_checked(name), dir_fd=self._folder)
 
     def found(self) -> Iterator[FoundFile]:
@@ -180,11 +180,10 @@ class OpenFolder:
                 is_block = _BLOCK.fullmatch(entry.name) is not None
                 if not (is_block or _ASIDE.fullmatch(entry.name)):
                     continue
-                with suppress(FileNotFoundError):
-                    status = entry.stat(follow_symlinks=False)
-                    if not stat.S_ISDIR(status.st_mode):
-                        num_bytes = status.st_blocks * _STATUS_BLOCK_BYTES
-                        yield FoundFile(entry.name, num_bytes, status.st_mtime, is_block)
+                status = self._status(entry.name)
+                if status is not None and not stat.S_ISDIR(status.st_mode):
+                    num_bytes = status.st_blocks * _STATUS_BLOCK_BYTES
+                    yield FoundFile(entry.name, num_bytes, status.st_mtime, is_block)
 
     def used_s(self, name: str) -> float | None:
         """When a block was written or read last, about; None if it is not there."""

@@ -35,11 +35,11 @@ class Quota:
 
     @property
     def wants_a_look(self) -> bool:
-        """What others write may have come to matter."""
-        with self._lock:
-            if self._max_bytes is None or time.monotonic() < self._look_again_s:
-                return False
-            return self._written_bytes > self._max_bytes * _LOOK_AGAIN_SHARE
+        """What others write may have come to matter. Asked on the event loop, so it waits for no lock: whoever has it
+        may be held up by the file system."""
+        if self._max_bytes is None or time.monotonic() < self._look_again_s:
+            return False
+        return self._written_bytes > self._max_bytes * _LOOK_AGAIN_SHARE
 
     def look(self) -> None:
         """What there is now. What is over its time, and what writers that died have left, is removed."""

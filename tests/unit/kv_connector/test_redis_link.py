@@ -154,6 +154,7 @@ def test_a_link_on_which_something_waits_is_not_idle(server: FakeConnection) -> 
     [
         (b"OOM command not allowed when used memory > 'maxmemory'.", "OOM"),
         (b"ERR unknown command 'AUTH', with args beginning with: 'a-password'", "ERR"),
+        (b"MOVED 3999 10.0.0.7:6379", "MOVED"),
         (b"a-password", "an error"),
         (b"APASSWORDx y", "an error"),
         (b"", "an error"),

@@ -6,6 +6,7 @@ import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Self
 
 import pytest
 import redis
@@ -34,6 +35,13 @@ def locked() -> Iterator[RedisServer]:
         yield server
 
 
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(1 << 18):
+        writer.write(data)
+        await writer.drain()
+    raise EOFError
+
+
 @asynccontextmanager
 async def behind_tls(port: int) -> AsyncIterator[int]:
     """The port of a TLS endpoint before that server."""
@@ -41,19 +49,13 @@ async def behind_tls(port: int) -> AsyncIterator[int]:
     context.load_cert_chain(CERTIFICATE)
     connections: set[asyncio.Task[None]] = set()
 
-    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(1 << 18):
-            writer.write(data)
-            await writer.drain()
-        raise EOFError
-
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         connections.add(task)
         there_reader, there_writer = await asyncio.open_connection("127.0.0.1", port)
         with suppress(OSError, EOFError, asyncio.CancelledError):
-            await asyncio.gather(copy(reader, there_writer), copy(there_reader, writer))
+            await asyncio.gather(_copy(reader, there_writer), _copy(there_reader, writer))
         for end in (writer, there_writer):
             end.transport.abort()
 
@@ -166,6 +168,85 @@ async def test_a_replica_is_read_and_refuses_to_be_written() -> None:
             with pytest.raises(KVTransferError, match="Redis refuses: READONLY"):
                 await other.sender.sender.publish(other.ticket(), other.outgoing(random_keys(1)))
             assert other.sender.metrics.store_failures == 1
+
+
+class Address:
+    """One that stays when the server behind it does not, as Sentinel and the clouds give it; for new connections."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+        self.port = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._listener.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._listener.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        with suppress(OSError, EOFError, asyncio.CancelledError):
+            await asyncio.gather(_copy(reader, there_writer), _copy(there_reader, writer))
+        for end in (writer, there_writer):
+            end.transport.abort()
+
+
+async def test_a_master_that_has_become_a_replica_is_left_by_all_connections() -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        with RedisServer() as old, RedisServer() as new, redis.Redis(port=old.port) as client:
+            async with Address(old) as address:
+                settings = settings_of(old, redis_url=f"redis://127.0.0.1:{address.port}/0")
+                async with pairs_of(settings)() as pair:
+                    pool = connector_of(pair.sender.connector).pool
+                    while pool.num_idle < 3:
+                        await asyncio.gather(*(pair.sender.receiver.lookup(random_keys(50)) for _ in range(4)))
+                    client.replicaof("127.0.0.1", str(new.port))
+                    address.server = new
+                    with pytest.raises(KVTransferError, match="Redis refuses: READONLY"):
+                        await pair.sender.sender.publish(pair.ticket(), pair.outgoing(random_keys(2)))
+                    await asyncio.sleep(0.3)
+                    keys = random_keys(2)
+                    await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
+                    assert await fetch(pair, keys) == ()
+                    with redis.Redis(port=new.port) as other:
+                        assert other.dbsize() == 2
+
+
+async def test_a_password_that_is_new(redis_server: RedisServer) -> None:
+    """Refused, and left alone, until it is known or gone."""
+    async with asyncio.timeout(DEADLINE_S), pairs_of(settings_of(redis_server))() as pair:
+        keys = random_keys(2)
+        await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
+        with redis.Redis(port=redis_server.port) as client:
+            client.config_set("requirepass", PASSWORD)
+            try:
+                client.client_kill_filter(_type="normal", skipme=True)
+                with pytest.raises(KVTransferError, match="Redis"):
+                    await pair.sender.sender.publish(pair.ticket(), pair.outgoing(random_keys(2)))
+                assert pair.sender.metrics.store_failures == 1
+            finally:
+                client.config_set("requirepass", "")
+        await asyncio.sleep(0.3)
+        assert await fetch(pair, keys) == ()
+
+
+async def test_a_node_of_a_cluster_that_is_down() -> None:
+    with RedisServer("--cluster-enabled", "yes") as server:
+        async with asyncio.timeout(DEADLINE_S), pairs_of(settings_of(server))() as pair:
+            keys = random_keys(3)
+            with pytest.raises(KVTransferError, match="Redis refuses: CLUSTERDOWN"):
+                await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
+            assert await pair.receiver.receiver.lookup(keys) == 0
+            assert await fetch(pair, keys) == (0, 1, 2)
 
 
 async def test_a_server_that_cannot_save_refuses_to_be_written(tmp_path: Path) -> None:

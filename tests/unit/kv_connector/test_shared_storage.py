@@ -162,7 +162,7 @@ async def test_a_bad_file_is_a_miss_and_is_removed(
         assert await fetch(pair, keys) == ()
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])
 async def test_a_disk_that_fails_in_mid_write(
     connect: Connect, settings: ConnectorSettings, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
@@ -185,6 +185,33 @@ async def test_a_disk_that_fails_in_mid_write(
         await asyncio.sleep(0.3)
         await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
         assert await fetch(pair, keys) == ()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (errno.ESTALE, {MissReason.ABSENT: 1}),  # removed by another machine
+        (errno.EACCES, {MissReason.HEADER: 2}),  # another user's
+        (errno.EIO, {MissReason.STORE_DOWN: 3}),  # the disk's: no other is tried
+    ],
+)
+async def test_a_file_that_cannot_be_opened(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, error: int, reason: dict[MissReason, int]
+) -> None:
+    real_open, keys = os.open, random_keys(3)
+    name = store_key(keys[2], SMALL)
+
+    def open_but_one(path: str, *args: int, **more: int) -> int:
+        if path == name:
+            raise OSError(error, os.strerror(error), path)
+        return real_open(path, *args, **more)
+
+    async with asyncio.timeout(DEADLINE_S), connect() as pair:
+        await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
+        monkeypatch.setattr(os, "open", open_but_one)
+        assert await fetch(pair, keys) == ((0, 1, 2) if error == errno.EIO else (2,))
+        assert pair.receiver.metrics.misses == reason
+        assert pair.receiver.metrics.store_failures == (error == errno.EIO)
 
 
 def write_and_be_killed(settings: ConnectorSettings) -> None:

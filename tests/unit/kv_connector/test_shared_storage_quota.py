@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -172,6 +173,30 @@ def test_a_machine_whose_clock_is_wrong_removes_nothing(
         assert folder.read(name, memoryview(bytearray(FILE_BYTES))) == FILE_BYTES
     Quota(blocks, None).look()
     assert folder.has(name)
+
+
+def test_nobody_waits_for_a_writer_whose_file_system_hangs(
+    blocks: BlockFolder, folder: OpenFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quota = Quota(blocks, FILE_BYTES)
+    write(blocks, quota, age_s=100)
+    quota.look()
+    hangs, goes_on, answers = threading.Event(), threading.Event(), []
+
+    def hang(self: OpenFolder, name: str) -> None:
+        hangs.set()
+        goes_on.wait(DEADLINE_S)
+
+    monkeypatch.setattr(OpenFolder, "used_s", hang)
+    writer = threading.Thread(target=quota.make_room, args=(folder, FILE_BYTES))
+    asker = threading.Thread(target=lambda: answers.append(quota.wants_a_look))
+    writer.start()
+    assert hangs.wait(DEADLINE_S)
+    asker.start()
+    asker.join(5.0)
+    goes_on.set()
+    writer.join(DEADLINE_S)
+    assert answers == [False]
 
 
 async def test_a_quota_that_holds_no_block_is_refused(tmp_path: Path) -> None:
