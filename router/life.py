@@ -79,8 +79,10 @@ class Life:
         """None where all of the prompt is to be scored, and so computed."""
         if self.request.sampling.prompt_logprobs is not None and not self.has_begun:
             return None
-        outputs = self.outputs[0] if len(self.outputs) == 1 else []
-        return Prefix((*self.request.prompt_token_ids, *outputs), self.request.cache_salt)
+        token_ids = self.request.prompt_token_ids
+        if len(self.outputs) == 1 and self.outputs[0]:
+            token_ids = (*token_ids, *self.outputs[0])
+        return Prefix(token_ids, self.request.cache_salt)
 
     def go_on_from(self, continued: Continued) -> None:
         """Of one that begins here, but has begun elsewhere."""

@@ -2,6 +2,7 @@
 half builds a message; what nodes say of requests is in `node_events.py`."""
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 from kvasir.common.prefill_speed import PrefillSpeed
 from kvasir.common.tokens import pack_tokens, unpack_tokens
@@ -40,7 +41,7 @@ def node_from_proto(address: str, message: common_pb2.NodeDescription) -> NodeIn
 
 
 def load_from_proto(message: common_pb2.NodeLoad) -> NodeLoad:
-    speed = PrefillSpeed(message.prefill_token_s, message.prefill_position_s)
+    speed = PrefillSpeed(_measured(message.prefill_token_s), _measured(message.prefill_position_s))
     return NodeLoad(
         num_running=message.num_running,
         num_waiting=message.num_waiting,
@@ -48,10 +49,15 @@ def load_from_proto(message: common_pb2.NodeLoad) -> NodeLoad:
         num_queued_tokens=message.num_queued_tokens,
         num_leased_blocks=message.num_leased_blocks,
         prefill_tokens_per_s=message.prefill_tokens_per_s,
-        decode_step_s=message.decode_step_s,
+        decode_step_s=_measured(message.decode_step_s),
         prefill_speed=speed if speed.token_s or speed.position_s else None,
-        block_fetch_s=message.block_fetch_s,
+        block_fetch_s=_measured(message.block_fetch_s),
     )
+
+
+def _measured(seconds: float) -> float:
+    """Choices are made by it: what is no time counts as none."""
+    return seconds if 0 < seconds < inf else 0.0
 
 
 # --- what the router says --------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ _OF_THE_CLUSTER: dict[str, Callable[[float, float], float]] = {
     "kvasir:node_free_blocks": min,
     "kvasir:node_seats_taken": max,
     "kvasir:node_queued_tokens": max,
+    "kvasir:prefix_index_blocks": max,
     "process_start_time_seconds": min,
 }
 _Key = tuple[str, tuple[tuple[str, str], ...]]  # a sample's name and labels

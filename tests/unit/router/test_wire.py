@@ -1,8 +1,10 @@
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from kvasir.common.prefill_speed import PrefillSpeed
 from kvasir.common.tokens import unpack_tokens
 from kvasir.proto import common_pb2
 from kvasir.router import wire
@@ -89,3 +91,11 @@ def test_commands_are_of_their_service() -> None:
         for command in (wire.cancel(role, 3), wire.acknowledge(role, 4), wire.open_session(role, "s", 5)):
             assert type(command).__name__ == name
     assert wire.cancel(Role.DECODE, 3).cancel.handle == 3
+
+
+def test_what_is_no_time_was_not_measured() -> None:
+    for odd in (0.0, -1.0, math.inf, math.nan):
+        load = wire.load_from_proto(common_pb2.NodeLoad(prefill_token_s=odd, decode_step_s=odd, block_fetch_s=odd))
+        assert (load.prefill_speed, load.decode_step_s, load.block_fetch_s) == (None, 0.0, 0.0)
+    load = wire.load_from_proto(common_pb2.NodeLoad(prefill_position_s=0.5, decode_step_s=0.25, block_fetch_s=0.125))
+    assert (load.prefill_speed, load.decode_step_s, load.block_fetch_s) == (PrefillSpeed(0.0, 0.5), 0.25, 0.125)
