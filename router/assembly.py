@@ -184,6 +184,7 @@ def _stream_notes(config: RouterConfig, metrics: RouterMetrics) -> Notes | None:
     return RedisNotes(
         config.streams_redis_url,
         max_life_s=config.request_timeout_s,
+        max_grace_s=config.max_resume_grace_s,
         max_bytes=config.streams_redis_bytes,
         on_failure=metrics.streams_failures,
     )

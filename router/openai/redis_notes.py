@@ -13,6 +13,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,7 @@ from kvasir.router.types import RoutedRequest, TokenDelta
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 1.0
-_QUIET_S = 1.0  # so long nothing is asked of a server that has not answered
+_LOOK_AGAIN_S = 1.0
 
 # Each may be sent twice: a connection breaks after the server has acted, too.
 _BEGIN = """
@@ -74,12 +75,18 @@ class RedisNotes:
     """What all streams of this process note goes in one call after the other: what comes while one is on its way goes
     with the next.
 
-    `max_life_s`: of one request; a stream that nobody came back to is forgotten after that and its grace time.
+    `max_life_s`, `max_grace_s`: of one request; a stream that nobody came back to is forgotten after both.
     `max_bytes`: of all that this process has noted; beyond, streams are not noted. `on_failure`: of one stream.
     """
 
     def __init__(
-        self, url: str, *, max_life_s: float, max_bytes: int, on_failure: Callable[[], None] = lambda: None
+        self,
+        url: str,
+        *,
+        max_life_s: float,
+        max_grace_s: float,
+        max_bytes: int,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         """ValueError for a URL that is none."""
         retry = Retry(NoBackoff(), 1)
@@ -87,13 +94,14 @@ class RedisNotes:
             url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, retry=retry
         )
         self._max_life_s = max_life_s
+        self._max_grace_s = max_grace_s
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._on_failure = on_failure
         self._sparse = Sparse()
         self._next: list[_Call] = []
         self._sending: asyncio.Task[None] | None = None
-        self._quiet_until_s = 0.0
+        self._until_up: asyncio.Task[None] | None = None  # while the server does not answer
 
     def new_log(self, owner: str, origin: StreamOrigin, grace_s: float) -> StreamLog:
         return RedisStreamLog(self, _key(owner, origin.response_id), origin, grace_s, secrets.token_hex(16))
@@ -101,7 +109,7 @@ class RedisNotes:
     async def take(self, owner: str, response_id: str, last_event: int, endpoint: str) -> TakenStream | bool:
         """Raises StoreUnavailable."""
         key, holder = _key(owner, response_id), secrets.token_hex(16)
-        noted = await self.call(_TAKE, key, holder, endpoint, self.ttl_ms(None, 0))
+        noted = await self.call(_TAKE, key, holder, endpoint, self.ttl_ms(None, self._max_grace_s))
         if noted is None:
             self._on_failure()
             raise StoreUnavailable("what is noted of streams cannot be read now")
@@ -110,16 +118,19 @@ class RedisNotes:
         try:
             head = pb.StreamHead.FromString(noted[0])
             origin = origin_of(response_id, head)
-            stream_log = RedisStreamLog(self, key, origin, head.grace_s, holder, len(noted) - 1)
-            return taken_stream(origin, head, b"".join(noted[1:]), stream_log, last_event)
-        except (DecodeError, ValueError, TypeError) as error:
+            stream_log = RedisStreamLog(self, key, origin, head.grace_s, holder)
+            found = taken_stream(origin, head, b"".join(noted[1:]), stream_log, last_event)
+        except (DecodeError, ValueError, TypeError, LookupError) as error:
             log.warning("a stream that is noted in Redis cannot be read: %s", error)
             return False
+        stream_log.go_on_behind(noted)
+        return found
 
     async def close(self) -> None:
-        if self._sending is not None:
-            self._sending.cancel()
-            await asyncio.gather(self._sending, return_exceptions=True)
+        tasks = [task for task in (self._sending, self._until_up) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._redis.aclose()
 
     def call(self, script: str, key: str, *arguments: str | bytes | int) -> asyncio.Future[Any]:
@@ -133,12 +144,12 @@ class RedisNotes:
     def ttl_ms(self, life_s: float | None, grace_s: float) -> int:
         return round(1000 * ((self._max_life_s if life_s is None else min(life_s, self._max_life_s)) + grace_s)) + 1000
 
-    def hold(self, num_bytes: int) -> bool:
-        """False: there is no room for so much more."""
-        if num_bytes > 0 and self._num_bytes + num_bytes > self._max_bytes:
-            return False
+    def has_room(self, num_bytes: int) -> bool:
+        return self._num_bytes + num_bytes <= self._max_bytes
+
+    def hold(self, num_bytes: int) -> None:
+        """So much more."""
         self._num_bytes += num_bytes
-        return True
 
     def failed(self, why: str) -> None:
         self._on_failure()
@@ -155,8 +166,7 @@ class RedisNotes:
         self._sending = None
 
     async def _answers(self, calls: Sequence[_Call]) -> list[Any]:
-        now_s = asyncio.get_running_loop().time()
-        if now_s < self._quiet_until_s:
+        if self._until_up is not None:
             return [None] * len(calls)
         try:
             async with self._redis.pipeline(transaction=False) as pipe:
@@ -166,25 +176,38 @@ class RedisNotes:
         except Exception as error:  # whatever it is: no stream waits for it
             if not isinstance(error, RedisError | OSError):
                 log.exception("the Redis that streams are noted in cannot be asked")
-            self._quiet_until_s = asyncio.get_running_loop().time() + _QUIET_S
+            self._until_up = asyncio.create_task(self._wait_until_up())
             return [None] * len(calls)
         return [None if isinstance(answer, Exception) else answer for answer in answers]
+
+    async def _wait_until_up(self) -> None:
+        """No stream is kept waiting to find out."""
+        while True:
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            with suppress(RedisError, OSError):
+                await self._redis.ping()
+                self._until_up = None
+                return
 
 
 class RedisStreamLog:
     """A `StreamLog`. Once something could not be noted, nothing is: what is there is too old to go on from."""
 
-    def __init__(
-        self, notes: RedisNotes, key: str, origin: StreamOrigin, grace_s: float, holder: str, num_noted: int = 0
-    ) -> None:
+    def __init__(self, notes: RedisNotes, key: str, origin: StreamOrigin, grace_s: float, holder: str) -> None:
         self._notes = notes
         self._key = key
         self._origin = origin
         self._grace_s = grace_s
         self._holder = holder  # is us, and nobody else
-        self._num_noted = num_noted
+        self._num_noted = 0  # lines
         self._num_bytes = 0
         self._is_noted = True
+
+    def go_on_behind(self, noted: Sequence[bytes]) -> None:
+        """The head and the lines of one that has been taken."""
+        self._num_noted = len(noted) - 1
+        self._num_bytes = sum(map(len, noted))
+        self._notes.hold(self._num_bytes)
 
     async def begin(self, requests: Sequence[RoutedRequest]) -> None:
         head = head_of(self._origin, requests, self._grace_s).SerializeToString()
@@ -217,11 +240,12 @@ class RedisStreamLog:
         self._num_bytes = 0
 
     def _has_room(self, num_bytes: int) -> bool:
-        if self._notes.hold(num_bytes):
-            self._num_bytes += num_bytes
-            return True
-        self._give_up("too much is noted")
-        return False
+        if not self._notes.has_room(num_bytes):
+            self._give_up("too much is noted")
+            return False
+        self._notes.hold(num_bytes)
+        self._num_bytes += num_bytes
+        return True
 
     def _give_up(self, why: str) -> None:
         self.forget()

@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -26,6 +27,9 @@ from kvasir.router.openai.responses.store import MemoryResponseStore
 from kvasir.router.openai.serving import Serving
 from kvasir.router.openai.tokens import TokensApi
 from kvasir.router.overview import OwnOverview
+from kvasir.router.page.picture import take_picture
+from kvasir.router.page.routes import add_page
+from kvasir.router.pool import NodePool
 from kvasir.router.tenants.backend import TenantBackend
 from kvasir.router.tenants.budgets import MemoryBudgets
 from kvasir.router.tenants.limiter import Limiter
@@ -127,8 +131,10 @@ async def running_router(
     tokens = TokensApi(
         dispatcher, TOKENIZER, renderer, model_names=names, max_request_bytes=max_request_bytes, bodies=bodies
     )
-    overview = OwnOverview(dispatcher, metrics, router_metrics)
+    picture = partial(take_picture, NodePool(), router_metrics.recent, lambda: 0)
+    overview = OwnOverview(dispatcher, metrics, router_metrics, picture)
     app = create_app(api, ResponsesApi(api, store), tokens, overview, keys_of(api_keys, key_limits), router_metrics)
+    add_page(app, overview, router_metrics.recent)
     async with running_http_server(app, "127.0.0.1", 0, grace_s=1) as server:
         router = Router(app, server.port, dispatcher, api_keys[0] if api_keys else "none")
         try:

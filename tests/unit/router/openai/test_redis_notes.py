@@ -1,10 +1,12 @@
 """What is noted of streams in a real Redis: whose it is, how much of it, and what is not gone on with."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import redis.asyncio
 
+from kvasir.router.openai.errors import StoreUnavailable
 from kvasir.router.openai.redis_notes import RedisNotes
 from kvasir.router.openai.tape import StreamOrigin, TakenStream
 from kvasir.router.types import RoutedRequest, Sampling, TokenDelta
@@ -36,7 +38,7 @@ def failures() -> Failures:
 
 @pytest.fixture
 async def notes(server: RedisServer, failures: Failures) -> AsyncIterator[RedisNotes]:
-    notes = RedisNotes(server.url, max_life_s=60, max_bytes=1000, on_failure=failures)
+    notes = RedisNotes(server.url, max_life_s=60, max_grace_s=30, max_bytes=1000, on_failure=failures)
     yield notes
     await notes.close()
 
@@ -65,6 +67,7 @@ async def test_what_is_taken_is_what_was_noted(notes: RedisNotes, client: "redis
     assert [one.prompt_token_ids for one in found.asked] == [(1, 2), (1, 3)]
     assert {one.seed for one in found.asked} == {9}
     assert found.deltas == DELTAS
+    assert 60_000 < await client.pttl(KEY) <= 91_000
     await found.log.add(DELTAS[0])
     again = await taken(notes)
     assert isinstance(again, TakenStream)
@@ -76,7 +79,14 @@ async def test_what_is_taken_is_what_was_noted(notes: RedisNotes, client: "redis
 
 
 @pytest.mark.parametrize(
-    "garbage", [[b"\xff"], [b"", b"[1]\n"], [b"", b"no json\n"], [b"", b"[0, [1], 2, 3, 4, 5, 6]\n"]]
+    "garbage",
+    [
+        [b"\xff"],
+        [b"", b"[1]\n"],
+        [b"", b"no json\n"],
+        [b"", b"[0, [1], 2, 3, 4, 5, 6]\n"],
+        [b"", b'[0,[1],null,[{}],[],0,""]\n'],
+    ],
 )
 async def test_what_another_version_has_written_is_not_there(
     notes: RedisNotes, client: "redis.asyncio.Redis", garbage: list[bytes]
@@ -115,3 +125,24 @@ async def test_a_gap_ends_it(notes: RedisNotes, client: "redis.asyncio.Redis", f
     assert await client.exists(KEY) == 0
     await log.add(DELTAS[1])
     assert failures.count == 1
+
+
+async def test_a_server_that_is_down_is_left_alone_until_it_is_up(failures: Failures) -> None:
+    with RedisServer() as server:
+        notes = RedisNotes(server.url, max_life_s=60, max_grace_s=30, max_bytes=1000, on_failure=failures)
+        server.kill()
+        for number in (1, 2):
+            await notes.new_log("o", ORIGIN, 20).begin(REQUESTS)
+            assert failures.count == number
+        with pytest.raises(StoreUnavailable):
+            await taken(notes)
+        server.start()
+        async with asyncio.timeout(20):
+            while True:
+                await notes.new_log("o", ORIGIN, 20).begin(REQUESTS)
+                try:
+                    assert isinstance(await taken(notes), TakenStream)
+                    break
+                except StoreUnavailable:
+                    await asyncio.sleep(0.05)
+        await notes.close()
