@@ -160,6 +160,7 @@ class FakeNode:
         self.num_tokens_recomputed = 0
         self.num_blocks_fetched = 0
         self.num_resumed = 0
+        self.num_snapshots_asked = 0
         self.started: list[FakeRequest] = []
         self._compute = asyncio.Lock()
         self._server: grpc.aio.Server | None = None
@@ -317,6 +318,8 @@ class FakeNode:
             session.num_acknowledged = max(session.num_acknowledged, command.acknowledge.last_event)
         elif kind == "start":
             self._start(session, command.start)
+        elif kind == "snapshot":
+            self.num_snapshots_asked += 1
         elif kind == "release":
             self._release(session, command.release.handle)
         elif kind == "cancel":
