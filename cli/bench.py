@@ -24,6 +24,7 @@ COMMANDS = {
         "kvasir.bench.lab.speculation",
         "what drafts gain and cost, on a text that repeats and on one that does not",
     ),
+    "routing": ("kvasir.bench.lab.routing", "turns of conversations: to the nodes that hold them, or to all by turns"),
     "kernels": ("kvasir.bench.lab.kernels", "each Triton kernel beside what this GPU can do"),
     "quantization": ("kvasir.bench.lab.quantization", "what weights in fewer bytes do to a model's output"),
     "kv-dtype": ("kvasir.bench.lab.kv_dtype", "what each dtype of the KV cache gives and costs"),

@@ -29,7 +29,8 @@ async def until_known(cluster: FakeCluster, node: FakeNode, num_blocks: int) -> 
 
 
 async def generate(cluster: FakeCluster, request: RoutedRequest) -> list[str]:
-    """Which nodes the tokens came from, which are checked."""
+    """Which nodes the tokens came from, which are checked. Nothing is left of earlier ones."""
+    await until(lambda: all(node.view().pressure == 0 for node in cluster.cluster.pool.nodes()))
     deltas = await collect(cluster.dispatcher.generate(request))
     assert tokens_of(deltas) == expected_tokens(request.prompt_token_ids, 12, seed=7)
     await cluster.settle()

@@ -77,6 +77,18 @@ def test_a_report_that_was_made_before_the_request_arrived_does_not_hide_it() ->
     assert one.view().num_free_blocks == 97
 
 
+def test_what_a_waiting_request_will_find_cached_is_not_taken_for_the_work_of_others() -> None:
+    one = node()
+    reservation = Reservation(one, num_tokens=100, num_queued_tokens=4, num_expected_tokens=96)
+    one.report(load(num_queued_tokens=100), is_draining=False)
+    assert one.view().num_queued_tokens == 4
+    one.report(load(num_queued_tokens=130), is_draining=False)
+    assert one.view().num_queued_tokens == 34
+    reservation.is_admitted = True
+    one.report(load(num_queued_tokens=100), is_draining=False)
+    assert one.view().num_queued_tokens == 100, "it was not there after all"
+
+
 def test_a_report_is_the_truth_about_admitted_requests() -> None:
     """Three requests share a prefix: together they hold fewer blocks than each alone added up."""
     one = node()
