@@ -12,7 +12,7 @@ class EngineSettings:
     model: str  # a Hugging Face model directory
     role: Literal["prefill", "decode"] = "decode"
     dtype: str = "auto"  # the checkpoint's; on a CPU float32
-    # Of the weights of linear layers; on a CPU fp16, int8 and int4, on a GPU int8 and fp8.
+    # Of the weights of linear layers; on a GPU int8 and fp8, on a CPU all others; w8a8 and w4a8: activations in 8 bits.
     quantization: Literal["none", "fp16", "int8", "int4", "w8a8_int8", "w4a8_int8", "fp8"] = "none"
     device: str = "cpu"
     attention_backend: Literal["auto", "triton", "torch"] = "auto"  # of all kernels, in the whole process

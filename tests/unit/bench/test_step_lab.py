@@ -68,7 +68,7 @@ def test_a_run_measures_every_form_and_where_steps_go(
         (c, f) for c in cases for f in ("fp32", "int8")
     }
     assert all(one["step_s"] > 0 for one in found["measured"])
-    assert [one["form"] for one in found["profiles"]] == ["fp32", "int8"]
+    assert [one["form"] for one in found["profiles"]] == ["fp32", "fp32, drawn", "int8", "int8, drawn"]
     for one in found["profiles"]:
         assert min(one["parts_ms"].values()) > 0
         assert 0 < one["share_of_all_but_loops"] < 1
