@@ -263,7 +263,7 @@ async def test_a_body_over_the_limit_is_413_announced_or_not() -> None:
 
 async def test_unknown_routes_and_methods(router: Router) -> None:
     for path in (
-        "/",
+        "/page",
         "/v1",
         "/v1/completions/",
         "//v1/completions",
@@ -273,6 +273,7 @@ async def test_unknown_routes_and_methods(router: Router) -> None:
         "/v2/completions",
     ):
         check(await router.http.post(path, json={"model": "m", "prompt": "p"}), 404)
+    check(await router.http.post("/"), 405)
     error = await router.http.get("/v1/completions")
     check(error, 405)
     assert "POST" in error.headers["allow"]
