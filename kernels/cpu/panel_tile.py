@@ -31,13 +31,14 @@ def input_bytes(kind: Any) -> int:
 @intrinsic
 def multiply_panel(
     typing: Any, x: Any, x_stride: Any, num_rows: Any, panel: Any, address: Any, scales: Any, first: Any, count: Any,
-    ahead: Any, ahead_step: Any, sums: Any,
+    ahead: Any, ahead_step: Any, border: Any, behind: Any, sums: Any,
 ) -> Any:  # fmt: skip
     """sums[R, PANEL] += x[R, first : first + count] @ panel[first : first + count], by address. R <= ROWS[-1]
 
     x_stride: floats a row                    panel: any array of the panels' type; `address` is the panel's own
     scales:   address of PANEL float16 scales (and of PANEL zeros behind them, for 4 bits) of these inputs
-    ahead:    address to fetch into the cache, `ahead_step` bytes further with each input
+    ahead:    address to fetch into the cache, `ahead_step` bytes further with each input; from input `border` on,
+              the address `behind`, and further with each
     sums:     R rounded up to ROWS is written; the rows behind R repeat the last
     """
     kind = panel.dtype
@@ -58,7 +59,7 @@ def multiply_panel(
         return context.get_dummy_value()
 
     i64 = types.int64
-    return types.void(i64, i64, i64, panel, i64, i64, i64, i64, i64, i64, i64), codegen
+    return types.void(i64, i64, i64, panel, *[i64] * 9), codegen
 
 
 @intrinsic
@@ -69,7 +70,7 @@ def expand_panel(typing: Any, panel: Any, address: Any, scales: Any, first: Any,
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         address, scales, first, count, out = arguments[1:]
         nothing = ir.Constant(_I64, 0)
-        tile = _Tile(builder, kind, nothing, nothing, nothing, address, scales, first, count, nothing, nothing, out)
+        tile = _Tile(builder, kind, nothing, nothing, nothing, address, scales, first, count, *[nothing] * 4, out)
         tile.expand()
         return context.get_dummy_value()
 
@@ -89,7 +90,7 @@ def multiply_span(
         x, x_stride, num_rows, weights, weights_stride, count, sums = arguments
         nothing = ir.Constant(_I64, 0)
         span = [
-            _Tile(builder, _FLOAT32, x, x_stride, num_rows, panel, nothing, nothing, count, nothing, nothing, sums)
+            _Tile(builder, _FLOAT32, x, x_stride, num_rows, panel, nothing, nothing, count, *[nothing] * 4, sums)
             for panel in (weights, builder.add(weights, weights_stride))[:SPAN]
         ]
         span[0].multiply_beside(span[1:])
@@ -102,11 +103,12 @@ class _Tile:
     """Writes the LLVM code of one tile."""
 
     def __init__(self, builder: Any, kind: Any, x: Any, x_stride: Any, num_rows: Any, panel: Any, scales: Any,
-                 first: Any, count: Any, ahead: Any, ahead_step: Any, sums: Any) -> None:  # fmt: skip
+                 first: Any, count: Any, ahead: Any, ahead_step: Any, border: Any, behind: Any,
+                 sums: Any) -> None:  # fmt: skip
         self._builder, self._kind = builder, kind
         self._x, self._x_stride, self._num_rows = x, x_stride, num_rows
         self._panel, self._scales, self._first, self._count, self._sums = panel, scales, first, count, sums
-        self._ahead, self._ahead_step = ahead, ahead_step
+        self._ahead, self._ahead_step, self._border, self._behind = ahead, ahead_step, border, behind
 
     def multiply(self, rows: int) -> None:
         builder, unroll = self._builder, _UNROLL.get(rows, 1)
@@ -221,7 +223,10 @@ class _Tile:
         function = builder.module.globals.get("llvm.prefetch.p0") or ir.Function(
             builder.module, ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32]), "llvm.prefetch.p0"
         )
-        place = builder.add(self._ahead, builder.mul(k, self._ahead_step))
+        steps = builder.sub(k, self._border)
+        is_behind = builder.icmp_signed(">=", steps, ir.Constant(_I64, 0))
+        start, steps = builder.select(is_behind, self._behind, self._ahead), builder.select(is_behind, steps, k)
+        place = builder.add(start, builder.mul(steps, self._ahead_step))
         for line in range(0, num_inputs * input_bytes(self._kind), 64):
             address = builder.inttoptr(builder.add(place, ir.Constant(_I64, line)), pointer)
             builder.call(function, [address, *(ir.Constant(_I32, value) for value in (0, 3, 1))])

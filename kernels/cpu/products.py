@@ -12,7 +12,7 @@ from kvasir.kernels.cpu.simd import float32_array, int8_array, next_piece, padde
 MOST_PIECES = 32
 _MOST_ROWS = ROWS[-1]
 _FEWER_ROWS = ROWS[-2]
-_AHEAD_BYTES = 2048
+_AHEAD_BYTES = 8192
 _MANY_ROWS = 128  # from here on, rows go in blocks
 _ROWS_OF_A_BLOCK, _BYTES_OF_A_BLOCK = 192, 512 << 10
 _INPUTS_OF_A_SLAB = 192
@@ -28,7 +28,7 @@ def rows_of_tile(num_left: Any) -> Any:
 
 @compiled
 def _tile(x: Any, t: Any, rows: Any, panels: Any, panel: Any, scales: Any, scale_bytes: Any, group_size: Any,
-          ahead: Any, ahead_step: Any, sums: Any) -> None:  # fmt: skip
+          ahead: Any, ahead_step: Any, border: Any, behind: Any, sums: Any) -> None:  # fmt: skip
     """sums[r] = x[t + r] @ the panel at this address"""
     num_inputs = x.shape[1]
     for r in range(_MOST_ROWS):
@@ -37,7 +37,7 @@ def _tile(x: Any, t: Any, rows: Any, panels: Any, panel: Any, scales: Any, scale
     for first in range(0, num_inputs, group_size):
         multiply_panel(
             x.ctypes.data + t * x.strides[0], x.strides[0] // 4, rows, panels, panel, scales, first,
-            min(group_size, num_inputs - first), ahead, ahead_step, sums.ctypes.data,
+            min(group_size, num_inputs - first), ahead, ahead_step, border, behind, sums.ctypes.data,
         )  # fmt: skip
         scales += scale_bytes
 
@@ -52,15 +52,17 @@ def _multiply_panel(x: Any, panels: Any, p: Any, next_p: Any, scales: Any, group
     first_output = p * PANEL
     width = min(PANEL, out.shape[1] - first_output)
     next_panel = panels.ctypes.data + next_p * panels.strides[0]
-    # A single tile is as fast as its panel comes from memory. With several, the first two fetch the next panel,
-    # so that it comes in evenly.
+    # A single tile is as fast as memory: it always fetches what it will need so many bytes later, at last of the next
+    # panel. With several, the first two fetch all of the next panel, so that it comes in evenly.
     ahead, ahead_step = panel + _AHEAD_BYTES, panel_bytes // num_inputs
+    border = max(0, num_inputs - _AHEAD_BYTES // ahead_step)
     if num_tokens > _MOST_ROWS:
-        ahead, ahead_step = next_panel, ahead_step // 2
+        ahead, ahead_step, border = next_panel, ahead_step // 2, num_inputs
     t = 0
     while t < num_tokens:
         rows = rows_of_tile(num_tokens - t)
-        _tile(x, t, rows, panels, panel, panel_scales, scale_bytes, group_size, ahead, ahead_step, sums)
+        _tile(x, t, rows, panels, panel, panel_scales, scale_bytes, group_size, ahead, ahead_step, border, next_panel,
+              sums)  # fmt: skip
         for r in range(rows):
             if has_bias:
                 for c in range(width):
