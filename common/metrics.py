@@ -104,6 +104,7 @@ class Recorder:
         self._metric = metric
         self._record = record
         self._may_be_negative = isinstance(metric, Gauge)
+        self._labelled: dict[tuple[tuple[str, str], ...], Counter | Gauge | Histogram] = {}  # by their labels
         self._only: Counter | Gauge | Histogram | None = None  # where no sample has labels of its own
         if not own_labels:  # then it is shown as 0 from the start, not from the first sample on
             self._only = metric.labels(**labels) if labels else metric
@@ -112,12 +113,16 @@ class Recorder:
         try:
             if not math.isfinite(value) or (value < 0 and not self._may_be_negative):
                 raise ValueError(f"got {value}")
-            if self._only is None or labels:
-                self._record(self._metric.labels(**self._metrics.with_labels(labels)), value)
-            else:
-                self._record(self._only, value)
+            self._record(self._only if self._only is not None and not labels else self._with(labels), value)
         except Exception as error:  # whatever it is, the request that is being served is worth more
             self._metrics.drop(self._name, error)
+
+    def _with(self, labels: Mapping[str, str]) -> Counter | Gauge | Histogram:
+        key = tuple(labels.items())
+        metric = self._labelled.get(key)
+        if metric is None:
+            metric = self._labelled[key] = self._metric.labels(**self._metrics.with_labels(labels))
+        return metric
 
 
 @dataclass(frozen=True, slots=True)
