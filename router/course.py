@@ -24,6 +24,8 @@ class Course:
     """Of one life. `deliver` gets its tokens. `over` is called once, unless it is closed before: with what ended it,
     and with the lives that go on from there by themselves."""
 
+    __slots__ = ("_attempt", "_deliver", "_inbox", "_is_over", "_metrics", "_new_attempt", "_over", "life")
+
     def __init__(
         self,
         life: Life,

@@ -10,6 +10,8 @@ from kvasir.router.types import Reader, TokenDelta
 class Delivery:
     """What comes while the reader waits it may take at once; else it is kept, however slowly the reader reads."""
 
+    __slots__ = ("_error", "_has_ended", "_kept", "_reader", "_waiter")
+
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._kept: deque[TokenDelta] = deque()

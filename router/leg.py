@@ -12,6 +12,8 @@ from kvasir.router.pool import Reservation
 class Leg:
     """`heard` is called with every event of it, until `close`."""
 
+    __slots__ = ("_is_open", "_session", "address", "handle", "has_ended", "node", "reservation")
+
     def __init__(self, reservation: Reservation, heard: Callable[["Leg", Event], None]) -> None:
         self.reservation = reservation
         self.node = reservation.node

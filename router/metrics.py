@@ -94,6 +94,8 @@ class _Choice:
 class RequestRecord:
     """One request's life. It ends exactly once, whatever happens first."""
 
+    __slots__ = ("_arrived_s", "_choices", "_endpoint", "_has_ended", "_metrics")
+
     def __init__(self, metrics: RouterMetrics, endpoint: str) -> None:
         self._metrics = metrics
         self._endpoint = endpoint

@@ -12,6 +12,7 @@ from __future__ import annotations  # grpc's classes are generic in their stubs 
 
 import asyncio
 import logging
+import random
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -182,7 +183,7 @@ class NodeSession:
 
     async def _write(self, call: Any) -> None:
         loop = asyncio.get_running_loop()
-        acknowledge_at_s = loop.time()
+        acknowledge_at_s = loop.time() + random.uniform(0, _ACKNOWLEDGE_EVERY_S)  # not those of all nodes at once
         while True:
             while self._to_write:
                 await call.write(self._to_write.popleft())  # if this fails, it is still unconfirmed

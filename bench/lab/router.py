@@ -17,6 +17,7 @@ a tick out. Our router, when it cannot keep up, sends several tokens in one even
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import platform
@@ -149,6 +150,8 @@ def compare(contenders: Sequence[str], setting: Setting, num_rounds: int, interv
 
 
 def measure(contender: str, setting: Setting, interval_s: float) -> Result:
+    gc.collect()
+    gc.disable()  # its pauses would be taken for the router's
     with (
         running(contender, setting, interval_s) as (port, pid),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as r,

@@ -9,6 +9,7 @@ from __future__ import annotations  # grpc's classes are generic in their stubs 
 
 import argparse
 import asyncio
+import gc
 import math
 import mmap
 import re
@@ -63,9 +64,10 @@ class Clock:
 class Node(decode_pb2_grpc.DecodeServiceServicer):
     """One decode node. Each stream gets its token at each tick from `continue` on."""
 
-    def __init__(self, clock: Clock, group: int, max_num_seqs: int) -> None:
+    def __init__(self, clock: Clock, group: int, beats_after_s: float, max_num_seqs: int) -> None:
         self._clock = clock
         self._group = group
+        self._beats_after_s = beats_after_s
         self._max_num_seqs = max_num_seqs
         self._epoch = uuid.uuid4().hex
 
@@ -91,7 +93,11 @@ class Node(decode_pb2_grpc.DecodeServiceServicer):
         session = _Session(context)
         await context.write(pb.SessionEvent(opened=pb.SessionOpened(node_epoch=self._epoch)))
         await session.beat(self._max_num_seqs)
-        work = [self._clock.run(self._group, session.tick), session.write(), session.keep_beating(self._max_num_seqs)]
+        work = [
+            self._clock.run(self._group, session.tick),
+            session.write(),
+            session.keep_beating(self._max_num_seqs, self._beats_after_s),
+        ]
         tasks = [asyncio.create_task(one) for one in work]
         try:
             async for command in commands:
@@ -155,7 +161,8 @@ class _Session:
         reason = pb.FINISH_REASON_UNSPECIFIED if handle in self._num_left else pb.FINISH_REASON_LENGTH
         return pb.SequenceOutput(handle=handle, token_ids=pack_tokens(token_ids), finish_reason=reason)
 
-    async def keep_beating(self, num_seqs: int) -> None:
+    async def keep_beating(self, num_seqs: int, after_s: float) -> None:
+        await asyncio.sleep(after_s)
         while True:
             await asyncio.sleep(_HEARTBEAT_S)
             await self.beat(num_seqs)
@@ -173,7 +180,8 @@ async def serve_nodes(clock: Clock, num_nodes: int, max_num_seqs: int) -> None:
     servers, ports = [], []
     for group in range(num_nodes):
         server = new_server("127.0.0.1:0", None)
-        node = Node(clock, group, max_num_seqs)
+        beats_after_s = _HEARTBEAT_S * group / num_nodes  # as of processes that have not started in one moment
+        node = Node(clock, group, beats_after_s, max_num_seqs)
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(node, server)  # type: ignore[no-untyped-call]
         ports.append(bind(server, "127.0.0.1:0"))
         await server.start()
@@ -278,6 +286,7 @@ def main(argv: list[str]) -> None:
         if options.kind == "node"
         else serve_echo(clock, options.groups)
     )
+    gc.disable()  # its pauses would be taken for the router's
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(work)
 

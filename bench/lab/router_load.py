@@ -5,9 +5,10 @@ import mmap
 import re
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from typing import cast
 
@@ -17,6 +18,7 @@ from kvasir.bench.lab.router_backends import NUM_TICKS
 
 _TOKEN = re.compile(rb" (\d{4})")
 _TEXT = b'"content":" '  # longer than what is kept, so that none counts twice
+_GOLDEN = 0.618034  # its multiples are spread evenly, however many there are
 _KEPT = 8  # of what came last: a token may be cut by the network
 
 
@@ -37,9 +39,9 @@ class _Stream(asyncio.Protocol):
     """Asks, reads to the end, asks again."""
 
     def __init__(
-        self, request: bytes, load: Load, stamps: "memoryview[float]", on_lost: Callable[[Exception], None]
+        self, requests: Iterator[bytes], load: Load, stamps: "memoryview[float]", on_lost: Callable[[Exception], None]
     ) -> None:
-        self._request = request
+        self._requests = requests
         self._load = load
         self._stamps = stamps
         self._on_lost = on_lost
@@ -48,7 +50,7 @@ class _Stream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(self._request)
+        self._transport.write(next(self._requests))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._on_lost(error or ConnectionError("the router has closed a connection"))
@@ -73,7 +75,7 @@ class _Stream(asyncio.Protocol):
             end = match.end()
         if data.endswith(b"\r\n0\r\n\r\n"):
             self._has_head, self._rest = False, b""
-            self._transport.write(self._request)
+            self._transport.write(next(self._requests))
         else:
             self._rest = data[max(end, len(data) - _KEPT) :]
 
@@ -82,7 +84,8 @@ class Streams:
     """`async with`: so many at once, for as long as it lasts."""
 
     def __init__(self, port: int, num_streams: int, num_tokens: int, stamps: Path) -> None:
-        """Answers have `num_tokens` on average, but each stream another number: they do not end all at once."""
+        """Answers have `num_tokens` on average, but each stream another number, and its first answer is the rest of
+        one: as many end and begin at all times, from the start on."""
         self._num_tokens = num_tokens
         self._port = port
         self._num_streams = num_streams
@@ -95,9 +98,10 @@ class Streams:
     async def __aenter__(self) -> "Streams":
         loop = asyncio.get_running_loop()
         for number in range(self._num_streams):
-            request = _request(max(1, round(self._num_tokens * (0.5 + number / self._num_streams))))
+            num_tokens = self._num_tokens * (0.5 + number / self._num_streams)
+            requests = chain([_request(num_tokens * (number * _GOLDEN % 1))], repeat(_request(num_tokens)))
             transport, _ = await loop.create_connection(
-                partial(_Stream, request, self.load, self._stamps, self._fail), "127.0.0.1", self._port
+                partial(_Stream, requests, self.load, self._stamps, self._fail), "127.0.0.1", self._port
             )
             self._transports.append(transport)
         return self
@@ -122,13 +126,13 @@ class Streams:
             self.lost.set_exception(error)
 
 
-def _request(num_tokens: int) -> bytes:
+def _request(num_tokens: float) -> bytes:
     body = orjson.dumps(
         {
             "model": "m",
             "messages": [{"role": "user", "content": "hello"}],
             "stream": True,
-            "max_tokens": num_tokens,
+            "max_tokens": max(1, round(num_tokens)),
             "ignore_eos": True,
             "temperature": 0,
         }

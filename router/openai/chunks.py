@@ -22,6 +22,8 @@ class Chunks:
     once, as the shape would write it.
     """
 
+    __slots__ = ("_envelope", "_frames", "_has_begun", "_is_text_alone", "_opened", "_shape", "_usage")
+
     def __init__(self, envelope: Envelope, shape: Shape) -> None:
         self._envelope = envelope
         self._shape = shape

@@ -16,6 +16,8 @@ class ShortWay:
     """Closed at first: somebody must say where it leads, and for how long; and not before a first delta has gone the
     long way, with whatever is sent in front of it."""
 
+    __slots__ = ("_can_write", "_choices", "_events_of", "_has_begun", "_numbered", "_record", "_write")
+
     def __init__(self, choices: ChoicesReader, record: Callable[[ChoiceDelta], None]) -> None:
         self._choices = choices
         self._record = record

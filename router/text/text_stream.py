@@ -21,6 +21,18 @@ class TextRules:
 class TextStream:
     """Text by token. The text does not depend on how many tokens come at once."""
 
+    __slots__ = (
+        "_detokenizer",
+        "_hidden_ids",
+        "_matches_hidden",
+        "_rules",
+        "_shown_ids",
+        "_stop_strings",
+        "_tokenizer",
+        "is_stopped",
+        "num_tokens",
+    )
+
     def __init__(self, tokenizer: TextTokenizer, rules: TextRules, end_token_ids: frozenset[int] = frozenset()) -> None:
         """`end_token_ids`: each of them ends the sequence, and is not text."""
         self._tokenizer = tokenizer

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ class Transport:
 def test_tokens_are_counted_however_the_network_cuts_them(size: int) -> None:
     load, lost = Load(), []
     stamps: Any = [time.monotonic()] * 10
-    stream = _Stream(b"ask", load, stamps, lost.append)
+    stream = _Stream(repeat(b"ask"), load, stamps, lost.append)
     transport: Any = Transport()
     stream.connection_made(transport)
     for _ in range(2):
