@@ -2,7 +2,7 @@
 
 import gc
 
-# Requests leave no cycles behind, so there is little to find. Looking at the young costs some 0.2 ms, as they are few: a
+# Requests leave no cycles behind, so there is little to find. A look at the young costs some 0.2 ms, as they are few: a
 # request that begins is enough for a look. Looking at those that are older costs far more, as long as requests live.
 _YOUNG, _MIDDLE, _OLD = 200, 2_000, 10
 
