@@ -175,11 +175,12 @@ async def test_whoever_still_reads_where_it_was_gets_no_token_more(pair: Pair) -
     one, other = pair.routers
     path, body = REQUESTS[1]
     enough = asyncio.Event()
+    await _clear(pair.redis)
     staying = asyncio.create_task(
         one.read(path, asked(path, **body, max_tokens=400), on_event=lambda number: number > 20 and enough.set())
     )
     await asyncio.wait_for(enough.wait(), TIMEOUT_S)
-    stream = (await _last_key(pair.redis)).rpartition(":")[2]
+    stream = (await _only_key(pair.redis)).rpartition(":")[2]
     moved = await other.read(path, None, f"{stream}:10", on_event=lambda number: number == 300)
     left = await staying
     assert left[-1][1] != "[DONE]"
@@ -187,21 +188,25 @@ async def test_whoever_still_reads_where_it_was_gets_no_token_more(pair: Pair) -
     assert dict(left[10:]).items() <= dict(moved).items(), "the same events"
 
 
-async def _last_key(server: RedisServer) -> str:
-    """Of the youngest."""
+async def _clear(server: RedisServer) -> None:
     async with redis.asyncio.from_url(server.url) as client:
-        keys = [key.decode() for key in await client.keys("kvasir:stream:*")]
-        ttls_ms = {key: await client.pttl(key) for key in keys}
-    assert all(0 < ttl_ms <= 631_000 for ttl_ms in ttls_ms.values())
-    return max(keys, key=lambda key: ttls_ms[key])
+        await client.flushall()
+
+
+async def _only_key(server: RedisServer) -> str:
+    async with redis.asyncio.from_url(server.url) as client:
+        [key] = await client.keys("kvasir:stream:*")
+        assert 0 < await client.pttl(key) <= 631_000
+    return str(key.decode())
 
 
 async def test_notes_that_are_older_than_what_the_client_has_are_no_help(pair: Pair) -> None:
     """As they are when their Redis was away for a while: what is generated again may come in other pieces."""
     one, other = pair.routers
     path, body = REQUESTS[1]
+    await _clear(pair.redis)
     events = await one.read(path, asked(path, **body))
-    key = await _last_key(pair.redis)
+    key = await _only_key(pair.redis)
     async with redis.asyncio.from_url(pair.redis.url) as client:
         await client.ltrim(key, 0, 20)
     num_started = len(pair.decode.started)
