@@ -1,5 +1,7 @@
 """What a request does to its logits before a token is chosen: bias, penalties, masks, in this order."""
 
+from collections import Counter
+
 import torch
 from torch import Tensor
 
@@ -42,8 +44,9 @@ def _penalise(logits: Tensor, params: SamplingParams, prompt: list[int], outputs
         penalty = params.repetition_penalty
         logits[seen] = torch.where(values > 0, values / penalty, values * penalty)  # the same for each time it comes
     if outputs and (params.presence_penalty or params.frequency_penalty):
-        said, counts = torch.tensor(outputs, device=logits.device).unique(return_counts=True)
-        logits[said] -= params.presence_penalty + params.frequency_penalty * counts
+        said = Counter(outputs)
+        counts = torch.tensor(list(said.values()), device=logits.device)
+        logits[list(said)] -= params.presence_penalty + params.frequency_penalty * counts
 
 
 def _mask(logits: Tensor, params: SamplingParams, outputs: list[int]) -> Tensor:

@@ -21,6 +21,7 @@ _UNROLL = {1: 4, 2: 2}  # with few rows, sums of their own for every other input
 _FUSE = ("contract",)
 _F32, _I8, _I32, _I64, _HALF = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.HalfType()
 _VECTOR = ir.VectorType(_F32, PANEL)
+_NOTHING = ir.Constant(_I64, 0)
 
 
 def input_bytes(kind: Any) -> int:
@@ -45,7 +46,11 @@ def multiply_panel(
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         num_rows = arguments[2]
-        tile = _Tile(builder, kind, *arguments[:3], *arguments[4:])
+        *others, ahead, ahead_step, border, behind, sums = arguments
+        tile = _Tile(
+            builder, kind, *others[:3], *others[4:],
+            sums=sums, ahead=ahead, ahead_step=ahead_step, border=border, behind=behind,
+        )  # fmt: skip
         done = builder.append_basic_block("done")
         for rows in ROWS:
             here, other = builder.append_basic_block(f"rows{rows}"), builder.append_basic_block("more")
@@ -69,9 +74,7 @@ def expand_panel(typing: Any, panel: Any, address: Any, scales: Any, first: Any,
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         address, scales, first, count, out = arguments[1:]
-        nothing = ir.Constant(_I64, 0)
-        tile = _Tile(builder, kind, nothing, nothing, nothing, address, scales, first, count, *[nothing] * 4, out)
-        tile.expand()
+        _Tile(builder, kind, _NOTHING, _NOTHING, _NOTHING, address, scales, first, count, sums=out).expand()
         return context.get_dummy_value()
 
     return types.void(panel, *[types.int64] * 5), codegen
@@ -88,9 +91,8 @@ def multiply_span(
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         x, x_stride, num_rows, weights, weights_stride, count, sums = arguments
-        nothing = ir.Constant(_I64, 0)
         span = [
-            _Tile(builder, _FLOAT32, x, x_stride, num_rows, panel, nothing, nothing, count, *[nothing] * 4, sums)
+            _Tile(builder, _FLOAT32, x, x_stride, num_rows, panel, _NOTHING, _NOTHING, count, sums=sums)
             for panel in (weights, builder.add(weights, weights_stride))[:SPAN]
         ]
         span[0].multiply_beside(span[1:])
@@ -103,8 +105,8 @@ class _Tile:
     """Writes the LLVM code of one tile."""
 
     def __init__(self, builder: Any, kind: Any, x: Any, x_stride: Any, num_rows: Any, panel: Any, scales: Any,
-                 first: Any, count: Any, ahead: Any, ahead_step: Any, border: Any, behind: Any,
-                 sums: Any) -> None:  # fmt: skip
+                 first: Any, count: Any, *, sums: Any, ahead: Any = _NOTHING, ahead_step: Any = _NOTHING,
+                 border: Any = _NOTHING, behind: Any = _NOTHING) -> None:  # fmt: skip
         self._builder, self._kind = builder, kind
         self._x, self._x_stride, self._num_rows = x, x_stride, num_rows
         self._panel, self._scales, self._first, self._count, self._sums = panel, scales, first, count, sums
