@@ -1,9 +1,8 @@
 """The routes of the router. What they do is elsewhere."""
 
+from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 
 from kvasir import __version__
@@ -30,10 +29,9 @@ def create_app(
     router_metrics: RouterMetrics,
     *,
     isolates_tenants: bool = False,
-) -> Starlette:
+) -> FastAPI:
     # Exact routes only: a slash more is another path, and no path is answered by a redirect.
-    app = Starlette()
-    app.router.redirect_slashes = False
+    app = FastAPI(title="Kvasir", version=__version__, redirect_slashes=False, openapi_url=None)
     app.add_middleware(Guard, keys=keys, metrics=router_metrics)
     app.add_exception_handler(HTTPException, _on_http_exception)
 

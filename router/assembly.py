@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from starlette.applications import Starlette
+from fastapi import FastAPI
 
 from kvasir.common.metrics import Metrics
 from kvasir.common.secrets import cluster_secret
@@ -70,7 +70,7 @@ class Alone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router:
-    app: Starlette
+    app: FastAPI
     names: tuple[str, ...]  # of the model
     cluster: Cluster
     streams: KeptStreams

@@ -1,12 +1,12 @@
 """Which other sites' pages may ask from a browser: none, unless the operator names them."""
 
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from kvasir.router.config import RouterConfig
 
 
-def allow_origins(app: Starlette, config: RouterConfig) -> None:
+def allow_origins(app: FastAPI, config: RouterConfig) -> None:
     """A browser asks first whether it may, without a key; so that is answered in front of whatever wants one."""
     if not config.allowed_origins:
         return

@@ -2,7 +2,7 @@
 
 from importlib.resources import files
 
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -28,7 +28,7 @@ _HEADERS = {
 }
 
 
-def add_page(app: Starlette, overview: Overview, recent: Recent) -> None:
+def add_page(app: FastAPI, overview: Overview, recent: Recent) -> None:
     assets = _read_assets()
 
     async def asset(request: Request) -> Response:

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 import pytest_asyncio
-from starlette.applications import Starlette
+from fastapi import FastAPI
 
 from kvasir.common.metrics import Metrics
 from kvasir.router.app import create_app
@@ -64,7 +64,7 @@ def ids(text: str) -> list[int]:
 class Router:
     """A running router, and the ways to ask it."""
 
-    def __init__(self, app: Starlette, port: int, dispatcher: FakeDispatcher, key: str) -> None:
+    def __init__(self, app: FastAPI, port: int, dispatcher: FakeDispatcher, key: str) -> None:
         self.app = app
         self.url = f"http://127.0.0.1:{port}"
         self.port = port

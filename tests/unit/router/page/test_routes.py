@@ -4,7 +4,7 @@ from functools import partial
 
 import httpx
 import pytest
-from starlette.applications import Starlette
+from fastapi import FastAPI
 
 from kvasir.common.metrics import Metrics
 from kvasir.router.metrics import RouterMetrics
@@ -23,7 +23,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
     pool, recent = NodePool(), Recent(lambda: 0.0)
     pool.add(info(), NO_SESSION, load(num_free_blocks=40, num_running=2))
     recent.served("chatcmpl-1", "a:1")
-    app = Starlette()
+    app = FastAPI(redirect_slashes=False)
     metrics = Metrics()
     picture = partial(take_picture, pool, recent, lambda: 3)
     overview = OwnOverview(FakeDispatcher(LIMITS, lambda request: []), metrics, RouterMetrics(metrics), picture)
