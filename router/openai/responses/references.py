@@ -3,12 +3,15 @@
 import re
 from collections.abc import Sequence
 
+import orjson
+
 from kvasir.common.errors import InvalidRequest
 from kvasir.router.openai.errors import NotFound
 from kvasir.router.openai.responses.items import Item
 from kvasir.router.openai.responses.store import ResponseStore, StoredResponse
 
 _MAX_RESPONSES = 128  # that the items of one request are of
+_MAX_BYTES = 32 << 20  # of these items together, as JSON: a reference is short, what it stands for may be long
 _RESPONSE_PREFIX = "resp_"
 _ITEM_ID = re.compile(r"[a-z]{1,16}_([0-9a-f]{32})_(?:in)?[0-9]{1,5}")
 
@@ -28,15 +31,21 @@ def with_ids(items: Sequence[Item], response_id: str) -> list[Item]:
 
 
 async def with_referenced(items: Sequence[Item], store: ResponseStore, owner: str) -> list[Item]:
-    """Each reference is the item itself. Raises NotFound for what is not there, and StoreUnavailable."""
+    """Each reference is the item itself. Raises NotFound for what is not there, InvalidRequest for what is too much,
+    and StoreUnavailable."""
     known: dict[str, dict[str, Item]] = {}
     found: list[Item] = []
+    num_bytes_left = _MAX_BYTES
     for at, item in enumerate(items):
         wanted = item.get("id")
         if _is_reference(item):
             if not isinstance(wanted, str):
                 raise _not_a_string(at)
             found.append(await _referenced(wanted, known, store, owner))
+            num_bytes_left -= len(orjson.dumps(found[-1]))
+            if num_bytes_left < 0:
+                message = f"the items that 'input' refers to have more than {_MAX_BYTES} bytes together"
+                raise InvalidRequest(message, "input", "context_length_exceeded")
         elif wanted is None or isinstance(wanted, str):
             found.append(item)
         else:

@@ -323,6 +323,18 @@ async def test_so_many_responses_may_be_referred_to(router: Router) -> None:
         await with_referenced(items, store, "o")
 
 
+async def test_what_is_referred_to_is_no_longer_than_what_may_be_sent() -> None:
+    """A reference to a long item is short, and there may be thousands of them."""
+    store = MemoryResponseStore(ttl_s=60, max_bytes=1 << 22)
+    name = f"item_{1:032x}_in0"
+    item = {"id": name, "type": "message", "role": "user", "content": "x" * (1 << 20)}
+    await store.put("o", StoredResponse({"id": f"resp_{1:032x}", "output": []}, [item], []))
+    reference = {"type": "item_reference", "id": name}
+    assert await with_referenced([reference] * 31, store, "o") == [item] * 31
+    with pytest.raises(InvalidRequest, match="more than 33554432 bytes"):
+        await with_referenced([reference] * 10_000, store, "o")
+
+
 async def test_unknown_fields_are_ignored_and_counted(router: Router) -> None:
     before = await router.metric("kvasir:router_unknown_fields_total")
     for path in ("", "/input_tokens"):
