@@ -1,7 +1,8 @@
 """What a choice costs, in one currency: seconds until the first token, and those that others wait for theirs.
 
     prefill node   what is queued there + what it does not hold of the prompt, at the pace measured there
-    decode node    the blocks that it lacks, at the pace at which blocks come to it
+    decode node    the blocks that it lacks, at the pace at which blocks come to it; where no prefill node could compute
+                   the prompt, the same as on one
                    + one of its steps for each request there: so much it shares with every one
 
 Nodes are taken to be as fast as the fastest, unless they have measured that they are more than twice as slow: less is
@@ -48,8 +49,10 @@ def prefill_s(node: NodeView, need: Need, num_cached_tokens: int, best: Speeds) 
     return node.num_queued_tokens * speed.token_s + speed.seconds(num_cached_tokens, need.num_tokens)
 
 
-def decode_s(node: NodeView, need: Need, num_cached_tokens: int, best: Speeds) -> float:
-    return transfer_s(node, need, num_cached_tokens, best) + node.decode_step_s * node.num_seats_taken
+def decode_s(node: NodeView, need: Need, num_cached_tokens: int, best: Speeds, *, is_alone: bool = False) -> float:
+    """`is_alone`: it will have to compute the prompt itself."""
+    prompt_s = (prefill_s if is_alone else transfer_s)(node, need, num_cached_tokens, best)
+    return prompt_s + (node.decode_step_s or best.step_s) * node.num_seats_taken
 
 
 def transfer_s(node: NodeView, need: Need, num_cached_tokens: int, best: Speeds) -> float:

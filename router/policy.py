@@ -83,10 +83,17 @@ def choose(
     if not able:
         return None
     best = fastest((*prefill, *decode))
-    decoder = rules.policy(able, last_decode, lambda node: decode_s(node, need, cached(node.address), best))
+    senders = [node for node in prefill if can_prefill(node, need)]
+    connectors = {node.connector for node in senders}
+
+    def cost(node: NodeView) -> float:
+        is_alone = need.wants_prefill and node.connector not in connectors
+        return decode_s(node, need, cached(node.address), best, is_alone=is_alone)
+
+    decoder = rules.policy(able, last_decode, cost)
     if not need.wants_prefill:
         return Choice(decoder, None)
-    senders = [node for node in prefill if can_prefill(node, need) and node.connector == decoder.connector]
+    senders = [node for node in senders if node.connector == decoder.connector]
     if not senders:
         return Choice(decoder, None, "alone")
 

@@ -108,7 +108,9 @@ class Node:
         self._num_blocks_elsewhere = self.info.num_total_blocks - load.num_free_blocks - num_blocks_included
         self._num_seats_elsewhere = max(0, load.num_running + load.num_waiting - self.num_seats_reserved)
         # Of who has not been admitted it counts all tokens as queued, those too that it will find in its cache.
-        num_to_be_found = sum(one.num_expected_tokens for one in self.reservations if not one.is_admitted)
+        num_to_be_found = sum(
+            one.num_expected_tokens for one in self.reservations if one.num_queued_tokens and not one.is_admitted
+        )
         self._num_tokens_elsewhere = max(0, load.num_queued_tokens - self.num_tokens_sent - num_to_be_found)
         self.changed()
 

@@ -89,6 +89,14 @@ def test_what_a_waiting_request_will_find_cached_is_not_taken_for_the_work_of_ot
     assert one.view().num_queued_tokens == 100, "it was not there after all"
 
 
+def test_what_a_request_will_find_where_it_is_not_computed_hides_nobodys_work() -> None:
+    """A decode node does not count as queued what a prefill node computes."""
+    one = node()
+    Reservation(one, num_tokens=100, num_queued_tokens=0, num_expected_tokens=96)
+    one.report(load(num_queued_tokens=90), is_draining=False)
+    assert one.view().num_queued_tokens == 90
+
+
 def test_a_report_is_the_truth_about_admitted_requests() -> None:
     """Three requests share a prefix: together they hold fewer blocks than each alone added up."""
     one = node()

@@ -115,6 +115,14 @@ def test_a_decode_node_that_holds_it_may_have_a_few_requests_more() -> None:
         assert chosen({"d1": 944}, prefill, decode, rules=APART, wants=wants)[0] == expected
 
 
+def test_where_nobody_else_prefills_the_queue_and_what_is_to_be_computed_count() -> None:
+    """1200 of 1600 tokens are held by d1: 0.4 s there, 1.6 s elsewhere."""
+    for prefill in ([], [node("p", is_draining=True)], [node("p", connector="redis")]):
+        for num_seats, queued, expected in ((6, 0, "d1"), (1, 400, "d1"), (1, 4000, "d2")):
+            decode = [node("d1", num_seats_taken=num_seats, num_queued_tokens=queued), node("d2")]
+            assert chosen({"d1": 1200}, prefill, decode) == (expected, None, "alone"), (num_seats, queued)
+
+
 # --- sharing the load ------------------------------------------------------------------------------------------
 
 
@@ -183,6 +191,11 @@ def test_a_node_that_has_measured_nothing_is_taken_for_one_like_the_others() -> 
     new = node("p2", prefill_speed=None)
     assert chosen({}, [node("p1", num_queued_tokens=1500), new], [node("d")])[1] == "p2"
     assert chosen({}, [node("p1"), replace(new, num_queued_tokens=1500)], [node("d")])[1] == "p1"
+
+
+def test_the_requests_of_one_that_has_not_decoded_yet_count_as_much_as_elsewhere() -> None:
+    decode = [node("d1", num_seats_taken=6, decode_step_s=0.0), node("d2", num_seats_taken=2)]
+    assert chosen({}, [node("p")], decode)[0] == "d2"
 
 
 def test_where_nobody_has_told_anything_it_is_as_least_loaded() -> None:
