@@ -119,6 +119,7 @@ class Attempt:
         self._queue.join(self._entry)
 
     def _start(self, placement: Placement) -> None:
+        self._entry = None  # with it goes what was computed of its prompt to find room
         self._life.mark(Mark.DISPATCHED)
         request = wire.request_to_proto(self._life.request, self._outputs_before, self._life.remaining_s)
         if self._life.has_begun:

@@ -1,5 +1,7 @@
 """What nodes tell of their caches decides where requests go, over real sessions with fake nodes."""
 
+import gc
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from kvasir.common.hashing import block_hashes, root_hash, routing_key
 from kvasir.proto import common_pb2
 from kvasir.router.nodes import Role
+from kvasir.router.prefix_index import Prefix
 from kvasir.router.types import RoutedRequest
 from tests.fake_cluster import FakeCluster, a_request, collect, fake_cluster, tokens_of, until
 from tests.fake_node import BLOCK_SIZE, FakeNode, expected_tokens
@@ -78,3 +81,13 @@ async def test_what_was_missed_is_asked_for_and_what_a_dead_node_held_is_forgott
         await node.restart()
         await until(lambda: [one.info.epoch for one in cluster.cluster.pool.nodes(Role.DECODE)] == [node.epoch])
         await until_known(cluster, node, 0)
+
+
+async def test_what_was_looked_up_is_not_kept_while_the_request_runs() -> None:
+    async with fake_cluster(1, 1, token_s=0.01) as cluster:
+        node, request = cluster.prefill[0], a_request(NUM_TOKENS, max_tokens=200)
+        tell(node, 1, keys_of(request))
+        await until_known(cluster, node, NUM_TOKENS // BLOCK_SIZE)
+        async with aclosing(cluster.dispatcher.generate(request)) as deltas:
+            await anext(deltas)
+            assert not any(type(one) is Prefix for one in gc.get_objects())
