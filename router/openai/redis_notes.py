@@ -14,7 +14,7 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import redis.asyncio
@@ -184,7 +184,7 @@ class RedisNotes:
         """No stream is kept waiting to find out."""
         while True:
             await asyncio.sleep(_LOOK_AGAIN_S)
-            with suppress(RedisError, OSError):
+            with suppress(Exception):  # whatever it is, it may be better the next time
                 await self._redis.ping()
                 self._until_up = None
                 return
@@ -216,6 +216,7 @@ class RedisStreamLog:
             answer = await self._notes.call(_BEGIN, self._key, self._holder, self._origin.endpoint, head, ttl_ms)
             if answer is None:
                 self._give_up("their Redis does not answer")
+        self._origin = replace(self._origin, body=b"")  # it may be large, and is not wanted any more
 
     async def add(self, delta: TokenDelta) -> None:
         """Another router has taken the stream: then the generation is cancelled here."""

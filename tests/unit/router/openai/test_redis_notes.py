@@ -1,7 +1,10 @@
 """What is noted of streams in a real Redis: whose it is, how much of it, and what is not gone on with."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import redis.asyncio
@@ -146,3 +149,49 @@ async def test_a_server_that_is_down_is_left_alone_until_it_is_up(failures: Fail
                 except StoreUnavailable:
                     await asyncio.sleep(0.05)
         await notes.close()
+
+
+async def test_whatever_answers_there_for_a_while_is_asked_again(failures: Failures) -> None:
+    """Even with what the client library itself cannot read."""
+    with RedisServer() as server:
+        notes = RedisNotes(server.url, max_life_s=60, max_grace_s=30, max_bytes=1000, on_failure=failures)
+        server.kill()
+        num_asked = 0
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal num_asked
+            await reader.read(4096)
+            num_asked += 1
+            writer.write(b"-MOVED nowhere\r\n")
+            writer.close()
+
+        async with asyncio.timeout(20):
+            async with await asyncio.start_server(answer, "127.0.0.1", server.port):
+                await notes.new_log("o", ORIGIN, 20).begin(REQUESTS)
+                num_asked_at_first = num_asked
+                while num_asked == num_asked_at_first:
+                    await asyncio.sleep(0.05)
+            server.start()
+            while not isinstance(await _taken_if_up(notes), TakenStream):
+                await asyncio.sleep(0.05)
+        assert failures.count > 0
+        await notes.close()
+
+
+async def test_a_body_is_not_held_once_it_is_noted(notes: RedisNotes, client: "redis.asyncio.Redis") -> None:
+    body = bytes(100)
+    num_held = sys.getrefcount(body)
+    log = notes.new_log("o", replace(ORIGIN, body=body), 20)
+    assert sys.getrefcount(body) > num_held
+    await log.begin(REQUESTS)
+    assert sys.getrefcount(body) == num_held
+    found = await taken(notes)
+    assert isinstance(found, TakenStream)
+    assert found.origin.body == body
+
+
+async def _taken_if_up(notes: RedisNotes) -> TakenStream | bool:
+    await notes.new_log("o", ORIGIN, 20).begin(REQUESTS)
+    with suppress(StoreUnavailable):
+        return await taken(notes)
+    return False
