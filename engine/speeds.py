@@ -17,11 +17,12 @@ class PrefillMeter:
         if num_tokens <= 0 or seconds <= 0:
             return
         x, y = sum_of_positions / num_tokens, seconds / num_tokens
-        self._weight = _KEPT * self._weight + num_tokens
-        self._x = _KEPT * self._x + num_tokens * x
-        self._y = _KEPT * self._y + num_tokens * y
-        self._xx = _KEPT * self._xx + num_tokens * x * x
-        self._xy = _KEPT * self._xy + num_tokens * x * y
+        weight = num_tokens**2  # squares of whole steps' errors: in long ones, what any step takes is little
+        self._weight = _KEPT * self._weight + weight
+        self._x = _KEPT * self._x + weight * x
+        self._y = _KEPT * self._y + weight * y
+        self._xx = _KEPT * self._xx + weight * x * x
+        self._xy = _KEPT * self._xy + weight * x * y
 
     @property
     def speed(self) -> PrefillSpeed | None:

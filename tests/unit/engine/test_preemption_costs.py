@@ -89,6 +89,16 @@ def test_a_meter_finds_what_a_token_and_what_its_position_costs() -> None:
     assert speed.seconds(1000, 1001) == pytest.approx(0.003)
 
 
+def test_short_steps_hardly_hide_what_long_ones_have_shown() -> None:
+    """A step takes 20 ms however few its tokens are. The turns of conversations, most of which is cached, are short."""
+    meter = PrefillMeter()
+    for num_tokens in (2000,) * 5 + (32,) * 60:
+        meter.note(num_tokens, sum(range(num_tokens)), 0.020 + num_tokens * 0.001)
+    speed = meter.speed
+    assert speed is not None
+    assert speed.seconds(0, 2000) == pytest.approx(2.0, rel=0.05)
+
+
 def test_a_meter_of_few_or_odd_steps_stays_sane() -> None:
     meter = PrefillMeter()
     meter.note(0, 0, 1.0)
