@@ -43,10 +43,14 @@ def fastest(nodes: Sequence[NodeView]) -> Speeds:
 
 def prefill_s(node: NodeView, need: Need, num_cached_tokens: int, best: Speeds) -> float:
     """Until the prompt's last token is computed there."""
-    own, speed = node.prefill_speed, best.prefill
-    if own is not None and own.seconds(0, _SOME_TOKENS) > _EQUALS * speed.seconds(0, _SOME_TOKENS):
-        speed = own
+    speed = _speed(node, best)
     return node.num_queued_tokens * speed.token_s + speed.seconds(num_cached_tokens, need.num_tokens)
+
+
+def _speed(node: NodeView, best: Speeds) -> PrefillSpeed:
+    own = node.prefill_speed or best.prefill
+    is_slow = own.seconds(0, _SOME_TOKENS) > _EQUALS * best.prefill.seconds(0, _SOME_TOKENS)
+    return own if is_slow else best.prefill
 
 
 def decode_s(node: NodeView, need: Need, num_cached_tokens: int, best: Speeds, *, is_alone: bool = False) -> float:
@@ -82,7 +86,8 @@ class LocalPrefill:
 def local_s(decoder: NodeView, need: Need, num_cached_tokens: int, best: Speeds) -> float:
     """Of prefilling on the decode node: one step at least, and all that run there wait as long as its tokens take."""
     own_s = prefill_s(decoder, need, num_cached_tokens, best)
-    return max(own_s, best.step_s) + own_s * decoder.num_seats_taken
+    tokens_s = _speed(decoder, best).seconds(num_cached_tokens, need.num_tokens)
+    return max(own_s, best.step_s) + tokens_s * decoder.num_seats_taken
 
 
 def trip_s(decoder: NodeView, need: Need, num_cached_tokens: int, prefill_s: float, best: Speeds) -> float:

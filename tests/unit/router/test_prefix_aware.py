@@ -306,6 +306,12 @@ def test_it_does_not_keep_many_waiting_for_what_a_prefill_node_has_time_for() ->
         assert chosen(held, prefill, decode)[1] == expected, (num_seats, queued)
 
 
+def test_what_is_queued_on_a_decode_node_is_waited_for_once() -> None:
+    """By the newcomer, for 100 ms; those that run there wait for its 16 tokens alone: 180 ms in all, there 217."""
+    prefill, decode = [node("p", num_queued_tokens=200)], [node("d", num_seats_taken=4, num_queued_tokens=100)]
+    assert chosen({"d": 1584, "p": 1584}, prefill, decode) == ("d", None, "cached")
+
+
 def test_where_all_prefill_nodes_are_full_it_need_not_wait_for_what_it_may_do_itself() -> None:
     full = [node("p", num_queued_tokens=4096)]
     assert chosen({"d": 1584}, full, [node("d", num_seats_taken=7)]) == ("d", None, "cached")
