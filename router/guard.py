@@ -46,6 +46,8 @@ class Guard:
             if tenant is None:
                 await error_response(_unauthorized(scope["path"]))(scope, receive, send_with_id)
                 return
+            if scope["path"].endswith("\n"):  # a route's pattern would overlook it, what a proxy refuses would get in
+                raise HttpError(404, f"there is no {scope['method']} {scope['path']}", "unknown_route")
             current_tenant.set(tenant)
             scope[SEND_BODY] = send
             await self._app(scope, receive, send_with_id)

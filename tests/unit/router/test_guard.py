@@ -16,6 +16,7 @@ ODD = [
     "//v1/completions", "/V1/completions", "/v1/../v1/completions", "/v1/completions/", "/./v1/completions",
     "/health/../v1/models", "/health/", "//health", "/health%2f..%2fv1/models", "/ready?x=/v1", "/health;x", "/", "/x",
     "/%76%31/completions", "/version/../metrics", "/docs", "/openapi.json", "*",
+    "/metrics%0a", "/health%0A",
 ]  # fmt: skip
 
 
