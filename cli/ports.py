@@ -31,6 +31,11 @@ def free_ports(count: int) -> tuple[int, ...]:
     return tuple(found)
 
 
+def free_port() -> int:
+    (port,) = free_ports(1)
+    return port
+
+
 def why_not_bindable(host: str, port: int) -> str | None:
     """None if a server could listen there; else what the system says."""
     try:

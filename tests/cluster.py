@@ -6,7 +6,6 @@ however it was left.
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,17 +20,12 @@ import httpx
 import openai
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvasir.cli.ports import free_port
 from tests.valkey import RedisServer
 
 REPO = Path(__file__).parents[1]
 START_TIMEOUT_S = 120.0
 _OF_ALL = ("engine", "model_name", "connector")  # labels that are the same on all of a node's samples
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -12,6 +11,7 @@ from typing import Self
 import redis
 
 from kvasir.cli.local_redis import ADVICE, find_server
+from kvasir.cli.ports import free_port
 
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 10.0
@@ -53,7 +53,7 @@ class RedisServer:
             self._start_on(self.port)
             return
         for _ in range(5):  # another process may take a free port before the server does
-            port = _free_port()
+            port = free_port()
             if self._start_on(port):
                 self.port = port
                 return
@@ -102,13 +102,6 @@ class RedisServer:
                 self._process.kill()
                 self._process.wait()
             self._process = None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _who_answers(port: int) -> int | None:

@@ -16,7 +16,7 @@ from typing import Any
 import grpc.aio
 import httpx
 
-from tests.cluster import free_port
+from kvasir.cli.ports import free_port
 from tests.fake_node import Fabric, FakeNode
 from tests.tokenizers import save_byte_level
 

@@ -20,7 +20,8 @@ def test_parts_are_what_lies_between_the_marks(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(sys, "executable", fake_python(tmp_path, script))
     parts_s = start.start_node(Path("/m"), "decode", [], os.environ)
     assert list(parts_s) == ["imports", "model", "servers"]
-    assert all(0.1 <= seconds < 30 for seconds in parts_s.values())
+    assert min(parts_s.values()) >= 0
+    assert sum(parts_s.values()) >= 0.3
 
 
 def test_a_node_that_ends_is_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from kvasir.cli.ports import free_port
 from kvasir.common.grpc_client import open_channel
 from kvasir.decode_node.config import DecodeConfig
 from kvasir.decode_node.node import DecodeNode
@@ -47,12 +47,6 @@ KIND = NodeKind(
     make_servicer=DecodeServicer,
     add_to_server=decode_pb2_grpc.add_DecodeServiceServicer_to_server,
 )
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class Process:

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 import redis.asyncio
 
-from tests.cluster import free_port
+from kvasir.cli.ports import free_port
 from tests.fake_node import Fabric, FakeNode
 from tests.tokenizers import save_byte_level
 from tests.valkey import RedisServer
