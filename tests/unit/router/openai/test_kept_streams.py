@@ -12,6 +12,7 @@ from kvasir.router.openai.kept_streams import KeptStream
 from kvasir.router.openai.sse import HEARTBEAT, EventStream
 from kvasir.router.types import RoutedRequest
 from tests.fake_dispatcher import Step, play
+from tests.sse import sse_events
 from tests.unit.router.openai.conftest import Router, ids, running_router, saying
 
 TEXT = "what is kept is not lost, and what was sent is not sent again"
@@ -33,14 +34,10 @@ async def read(
     async with asyncio.timeout(20), router.http.stream("POST", path, json=json, headers=headers) as response:
         assert response.status_code == 200, await response.aread()
         assert response.headers["content-type"].startswith("text/event-stream")
-        event_id = ""
-        async for line in response.aiter_lines():
-            if line.startswith("id: "):
-                event_id = line.removeprefix("id: ")
-            elif line.startswith("data: "):
-                events.append((event_id, line.removeprefix("data: ")))
-                if len(events) == at_most:
-                    break
+        async for event in sse_events(response):
+            events.append(event)
+            if len(events) == at_most:
+                break
     return events
 
 

@@ -17,6 +17,7 @@ import redis.asyncio
 
 from kvasir.cli.ports import free_port
 from tests.fake_node import Fabric, FakeNode
+from tests.sse import sse_events
 from tests.tokenizers import save_byte_level
 from tests.valkey import RedisServer
 
@@ -84,14 +85,10 @@ class RouterProcess:
                 client.stream("POST", path, json=body, headers=headers) as response,
             ):
                 assert response.status_code == 200, await response.aread()
-                event_id = ""
-                async for line in response.aiter_lines():
-                    if line.startswith("id: "):
-                        event_id = line.removeprefix("id: ")
-                    elif line.startswith("data: "):
-                        events.append((event_id, line.removeprefix("data: ")))
-                        if on_event(len(events)):
-                            break
+                async for event in sse_events(response):
+                    events.append(event)
+                    if on_event(len(events)):
+                        break
         except httpx.TransportError:
             assert events, "it was begun"
         return events

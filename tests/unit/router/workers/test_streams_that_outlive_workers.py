@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from kvasir.common.tokens import unpack_tokens
 from tests.fake_node import expected_tokens
+from tests.sse import sse_events
 from tests.workers import Workers, running_workers
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -56,13 +57,9 @@ async def follow(
                         await asyncio.sleep(0.1)
                         continue
                     assert response.status_code == 200, await response.aread()
-                    event_id = ""
-                    async for line in response.aiter_lines():
-                        if line.startswith("id: "):
-                            event_id = line.removeprefix("id: ")
-                        elif line.startswith("data: "):
-                            events.append((event_id, line.removeprefix("data: ")))
-                            on_event(len(events))
+                    async for event in sse_events(response):
+                        events.append(event)
+                        on_event(len(events))
             except httpx.TransportError:
                 assert events, "it was begun"
     return events
