@@ -1,7 +1,6 @@
 """Streams that are read as cheaply as Python can, so that what is measured is not the reader."""
 
 import asyncio
-import mmap
 import re
 import time
 from array import array
@@ -14,7 +13,7 @@ from typing import cast
 
 import orjson
 
-from kvasir.bench.lab.router_backends import NUM_TICKS
+from kvasir.bench.lab.router_clock import read_stamps
 
 _TOKEN = re.compile(rb" (\d{4})")
 _TEXT = b'"content":" '  # longer than what is kept, so that none counts twice
@@ -89,8 +88,7 @@ class Streams:
         self._num_tokens = num_tokens
         self._port = port
         self._num_streams = num_streams
-        with stamps.open("rb") as file:
-            self._stamps = memoryview(mmap.mmap(file.fileno(), NUM_TICKS * 8, access=mmap.ACCESS_READ)).cast("d")
+        self._stamps = read_stamps(stamps)
         self.load = Load()
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._transports: list[asyncio.BaseTransport] = []
