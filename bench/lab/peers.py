@@ -4,7 +4,8 @@ A peer is whatever is installed here, in an environment of its own; none comes w
 (NAME=http://...), or a command (NAME=COMMAND) with {workload} in it, which reads prompts from that file and prints a
 line of JSON for each batch (`peer_command.py` says how), or with {concurrency} in it, which prints "<number> tokens/s".
 Every round all contenders take their turn. What a run finds is added to what earlier runs in the folder found, and as
-the prompts stay the same, so do the answers of transformers that all are compared with, once it has taken part.
+the prompts stay the same, so do the answers of transformers that all are compared with, once it has taken part: token
+by token, but those of an endpoint as text.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kvasir.bench.lab.kv_report import Quiet, machine
-from kvasir.bench.lab.peers_http import measure_endpoint
+from kvasir.bench.lab.peers_http import measure_endpoint, texts_of
 from kvasir.bench.lab.peers_report import REFERENCE, Measurement, as_markdown
 
 VOCABULARY = range(1000, 40_000)  # plain tokens of the built-in model
@@ -104,18 +105,21 @@ class Found:
 
     def take_turn(self, peer: Peer, workload: Workload) -> None:
         for said in peer.measure(workload):
-            count, answers = said["concurrency"], said.get("token_ids", [])
+            count = said["concurrency"]
             if peer.name == REFERENCE:
-                self.reference[count] = answers
-            earlier = sum((one.peer, one.concurrency) == (peer.name, count) for one in self.measurements)
+                self.reference[count] = said.get("token_ids", [])
+            reference = self.reference.get(count, [])
             measurement = Measurement(
                 peer=peer.name,
-                round=earlier,
+                round=sum((one.peer, one.concurrency) == (peer.name, count) for one in self.measurements),
                 concurrency=count,
                 tokens_per_s=said["tokens_per_s"],
                 decode_tokens_per_s=said.get("decode_tokens_per_s"),
             )
-            measurement.compare(answers, self.reference.get(count, []))
+            if "texts" in said:
+                measurement.compare(said["texts"], texts_of(reference))
+            else:
+                measurement.compare(said.get("token_ids", []), reference)
             self.measurements.append(measurement)
             print(measurement.line(), file=sys.stderr)
 

@@ -8,7 +8,9 @@ from kvasir.bench.load_generator import LoadResult, run_load
 from kvasir.bench.openai_client import Endpoint, Outcome, ask, first_model
 from kvasir.bench.report import refuse_failures
 from kvasir.bench.serve import open_session
+from kvasir.bench.tokenizer import DirectoryTokenizer
 from kvasir.bench.workload import Prompt
+from kvasir.cli.model import prepare_builtin_model
 
 
 def measure_endpoint(url: str, batch: Sequence[Sequence[int]], num_tokens: int) -> dict[str, Any]:
@@ -20,7 +22,21 @@ def measure_endpoint(url: str, batch: Sequence[Sequence[int]], num_tokens: int) 
         "concurrency": len(batch),
         "tokens_per_s": len(batch) * num_tokens / whole.duration_s,
         "decode_tokens_per_s": len(batch) * (num_tokens - 1) / (whole.duration_s - first.duration_s),
+        "texts": [_whole_characters(outcome.text) for outcome in whole.outcomes],
     }
+
+
+def texts_of(answers: Sequence[Sequence[int]]) -> list[str]:
+    """What an endpoint with the built-in model says for these tokens."""
+    if not answers:
+        return []
+    tokenizer = DirectoryTokenizer(prepare_builtin_model())
+    return [_whole_characters(tokenizer.decode(token_ids)) for token_ids in answers]
+
+
+def _whole_characters(text: str) -> str:
+    """A last character of which bytes are missing is shown by some, and by others not."""
+    return text.rstrip("\ufffd")
 
 
 async def _load(url: str, batch: Sequence[Sequence[int]], num_tokens: int) -> LoadResult:

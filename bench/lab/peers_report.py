@@ -22,7 +22,7 @@ class Measurement:
     num_equal: int | None = None  # answers that are the reference's in every token
     num_compared: int = 0
 
-    def compare(self, answers: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> None:
+    def compare(self, answers: Sequence[object], reference: Sequence[object]) -> None:
         if answers and len(answers) == len(reference):
             self.num_compared = len(answers)
             self.num_equal = sum(one == other for one, other in zip(answers, reference, strict=True))

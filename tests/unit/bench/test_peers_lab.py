@@ -9,6 +9,8 @@ import pytest
 
 from kvasir.bench.lab.peers import Found, Peer, Workload, _peer, main
 from kvasir.bench.lab.peers_report import as_markdown
+from kvasir.bench.tokenizer import DirectoryTokenizer
+from kvasir.cli.model import prepare_builtin_model
 from tests.unit.bench.scripted_server import ScriptedServer
 
 WORKLOAD = Workload(concurrency=(1, 3), input_len=5, num_tokens=4)
@@ -69,6 +71,16 @@ async def test_an_endpoint(scripted: ScriptedServer) -> None:
     assert [one["concurrency"] for one in said] == [1, 3]
     assert scripted.most_running == 3
     assert all(0 < one["tokens_per_s"] <= 4 * one["concurrency"] / (5 * 0.02) for one in said)
+
+
+async def test_the_text_of_an_endpoint_is_compared(scripted: ScriptedServer) -> None:
+    tokenizer = DirectoryTokenizer(prepare_builtin_model())
+    texts = ("The answer is 42.", "The answer is 42.ẟ", "Another answer")
+    same, cut, other = map(tokenizer.encode, texts)
+    scripted.words = ("The", " answer", " is", " 42.", "\ufffd")
+    found = Found((5, 4), reference={1: [other], 3: [same, cut[:-1], other]})
+    await asyncio.wait_for(asyncio.to_thread(found.take_turn, Peer("server", scripted.url), WORKLOAD), 60)
+    assert [(one.num_equal, one.num_compared) for one in found.measurements] == [(0, 1), (2, 3)]
 
 
 def test_what_fails_is_no_measurement(tmp_path: Path) -> None:
