@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], num_texts: int = 1) -> list[str]:
     """The first `num_texts` columns hold text; the others numbers, which stand to the right."""
-    rule = ["---"] * num_texts + ["---:"] * (len(header) - num_texts)
-    return [f"| {' | '.join(map(str, cells))} |" for cells in (header, rule, *rows)]
+    rule = "|" + "---|" * num_texts + "---:|" * (len(header) - num_texts)
+    head, *others = (f"| {' | '.join(map(str, cells))} |".replace("|  |", "| |") for cells in (header, *rows))
+    return [head, rule, *others]
 
 
 def facts(about: Mapping[str, object]) -> str:

@@ -106,6 +106,13 @@ class _Answer:
         self.texts.append(text)
 
 
+def open_session() -> aiohttp.ClientSession:
+    # As many connections as requests: a limit here would be mistaken for a slow server.
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=6 * 3600), read_bufsize=1 << 20
+    )
+
+
 async def ask(
     session: aiohttp.ClientSession,
     endpoint: Endpoint,

@@ -1,4 +1,7 @@
-"""`kvasir bench serve`: load on an OpenAI endpoint, and what came of it."""
+"""`kvasir bench serve`: load on any OpenAI endpoint: TTFT, TPOT, ITL, end-to-end latency, throughput, goodput.
+
+The exit status is 1 if any request failed.
+"""
 
 import asyncio
 import json
@@ -6,19 +9,23 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from kvasir.bench import report
-from kvasir.bench.load_generator import LoadResult, run_load
-from kvasir.bench.openai_client import Endpoint, Outcome, ask, first_model
-from kvasir.bench.options import BenchOptions, TargetOptions, parse_options
+from kvasir.bench.command_line import run_command
+from kvasir.bench.load_generator import LoadResult, Send, run_load
+from kvasir.bench.openai_client import Endpoint, ask
+from kvasir.bench.openai_client import open_session as open_session
 from kvasir.bench.plot import plot_distributions
 from kvasir.bench.progress import progress_bar
+from kvasir.bench.serve_options import ServeOptions, parse_options
+from kvasir.bench.target import TargetOptions
 from kvasir.bench.tokenizer import DirectoryTokenizer
 from kvasir.bench.workload import Prompt, RandomLengths, arrival_times_s, custom_prompts, random_prompts
 
@@ -27,54 +34,28 @@ _SHOWN_ERRORS = 10
 
 
 def main(argv: list[str]) -> int:
-    options = parse_options(argv)
-    try:
-        return asyncio.run(_main(options))
-    except (ValueError, OSError) as error:
-        print(f"kvasir bench serve: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("kvasir bench serve: stopped", file=sys.stderr)
-        return 130
+    options = parse_options(argv, __doc__)
+    return run_command("serve", lambda: asyncio.run(run(options)))
 
 
-async def _main(options: BenchOptions) -> int:
-    tokenizer = tokenizer_of(options)
+async def run(options: ServeOptions) -> int:
+    tokenizer = options.open_tokenizer()
     async with open_session() as session:
-        endpoint = await resolve_endpoint(options, session)
+        endpoint = await options.resolve(session)
         print(f"Model {endpoint.model} at {endpoint.url}; making {options.num_prompts} prompts.", file=sys.stderr)
         prompts = await asyncio.to_thread(make_prompts, options, tokenizer)
         count_tokens = (lambda text: len(tokenizer.encode(text))) if tokenizer else None
-        load = await measure(options, session, endpoint, prompts, count_tokens)
+        load = await measure(options, partial(ask, session, endpoint, count_tokens=count_tokens), prompts)
     result = describe(options, endpoint) | report.summarize(
         load, options.metrics, options.percentiles, options.objectives
     )
     print(report.table(result, options.metrics, options.percentiles))
     _show_errors(load)
     _save(options, result, load)
-    return 0 if result["completed"] else 1
+    return 1 if result["failed"] else 0
 
 
-def open_session() -> aiohttp.ClientSession:
-    # As many connections as requests: a limit here would be mistaken for a slow server.
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=6 * 3600), read_bufsize=1 << 20
-    )
-
-
-async def resolve_endpoint(options: TargetOptions, session: aiohttp.ClientSession) -> Endpoint:
-    return Endpoint(
-        base_url=options.base_url,
-        model=options.model or await first_model(session, options.base_url, options.headers),
-        backend=options.backend,
-        path=options.endpoint,
-        headers=options.headers,
-        extra_body=options.extra_body,
-        ignore_eos=options.ignore_eos,
-    )
-
-
-def make_prompts(options: BenchOptions, tokenizer: DirectoryTokenizer | None) -> list[Prompt]:
+def make_prompts(options: ServeOptions, tokenizer: DirectoryTokenizer | None) -> list[Prompt]:
     if options.dataset_name == "custom":
         assert options.dataset_path is not None, "parse_options sees to it"
         return custom_prompts(options.dataset_path, options.num_prompts, options.custom_output_len)
@@ -82,34 +63,7 @@ def make_prompts(options: BenchOptions, tokenizer: DirectoryTokenizer | None) ->
     return random_prompts(options.num_prompts, options.lengths, options.seed, tokenizer, as_ids)
 
 
-def tokenizer_of(options: TargetOptions) -> DirectoryTokenizer | None:
-    return DirectoryTokenizer(options.tokenizer) if options.tokenizer else None
-
-
-def fixed_prompts(
-    options: TargetOptions,
-    tokenizer: DirectoryTokenizer | None,
-    num_prompts: int,
-    input_len: int,
-    output_len: int,
-    seed: int,
-) -> list[Prompt]:
-    """Random prompts, all of one length; as ids where there is a tokenizer and no chat, so that it is exact."""
-    lengths = RandomLengths(input_len=input_len, output_len=output_len)
-    as_ids = tokenizer is not None and options.backend == "openai"
-    return random_prompts(num_prompts, lengths, seed, tokenizer, as_ids)
-
-
-async def measure(
-    options: BenchOptions,
-    session: aiohttp.ClientSession,
-    endpoint: Endpoint,
-    prompts: list[Prompt],
-    count_tokens: Callable[[str], int] | None = None,
-) -> LoadResult:
-    async def send(prompt: Prompt) -> Outcome:
-        return await ask(session, endpoint, prompt, count_tokens)
-
+async def measure(options: ServeOptions, send: Send, prompts: list[Prompt]) -> LoadResult:
     if options.ready_check_timeout_s > 0:
         await _wait_for_answer(send, prompts[0], options.ready_check_timeout_s)
     warmups = [prompts[index % len(prompts)] for index in range(options.num_warmups)]
@@ -119,10 +73,10 @@ async def measure(
         return await run_load(prompts, arrivals_s, send, options.max_concurrency, advance)
 
 
-async def _wait_for_answer(send: Callable[[Prompt], Any], prompt: Prompt, timeout_s: float) -> None:
+async def _wait_for_answer(send: Send, prompt: Prompt, timeout_s: float) -> None:
     deadline_s = time.monotonic() + timeout_s
     while True:
-        outcome: Outcome = await send(prompt)
+        outcome = await send(prompt)
         if outcome.timeline is not None:
             return
         if time.monotonic() > deadline_s:
@@ -130,7 +84,7 @@ async def _wait_for_answer(send: Callable[[Prompt], Any], prompt: Prompt, timeou
         await asyncio.sleep(_READY_POLL_S)
 
 
-def describe(options: BenchOptions, endpoint: Endpoint) -> dict[str, Any]:
+def describe(options: ServeOptions, endpoint: Endpoint) -> dict[str, Any]:
     """What was asked for, in the keys of vLLM's result files."""
     return {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
@@ -148,14 +102,15 @@ def describe(options: BenchOptions, endpoint: Endpoint) -> dict[str, Any]:
 
 
 def _show_errors(load: LoadResult) -> None:
-    errors = [outcome.error for outcome in load.outcomes if outcome.timeline is None]
-    for error in errors[:_SHOWN_ERRORS]:
-        print(f"failed: {error}", file=sys.stderr)
+    """Each kind once, the most frequent ones first."""
+    errors = Counter(outcome.error for outcome in load.outcomes if outcome.timeline is None)
+    for error, count in errors.most_common(_SHOWN_ERRORS):
+        print(f"{count} of {len(load.outcomes)} requests failed: {error}", file=sys.stderr)
     if len(errors) > _SHOWN_ERRORS:
-        print(f"... and {len(errors) - _SHOWN_ERRORS} more", file=sys.stderr)
+        print(f"... and {len(errors) - _SHOWN_ERRORS} more kinds of errors", file=sys.stderr)
 
 
-def _save(options: BenchOptions, result: dict[str, Any], load: LoadResult) -> None:
+def _save(options: ServeOptions, result: dict[str, Any], load: LoadResult) -> None:
     if options.save_result:
         path = options.result_dir / (options.result_filename or default_filename(result))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,3 +128,19 @@ def default_filename(result: dict[str, Any]) -> str:
     label = result["label"] or result["backend"]
     model = Path(result["model_id"]).name
     return f"{label}-{result['request_rate']}qps{concurrency}-{model}-{result['date']}.json"
+
+
+def tokenizer_of(options: TargetOptions) -> DirectoryTokenizer | None:  # until `check` asks the options
+    return options.open_tokenizer()
+
+
+async def resolve_endpoint(options: TargetOptions, session: aiohttp.ClientSession) -> Endpoint:
+    return await options.resolve(session)
+
+
+def fixed_prompts(
+    options: TargetOptions, tokenizer: DirectoryTokenizer | None, count: int, input_len: int, output_len: int, seed: int
+) -> list[Prompt]:
+    lengths = RandomLengths(input_len=input_len, output_len=output_len)
+    as_ids = tokenizer is not None and options.backend == "openai"
+    return random_prompts(count, lengths, seed, tokenizer, as_ids)

@@ -81,7 +81,7 @@ async def test_failed_requests_are_counted_and_shown(
     assert await bench(scripted, "--num-prompts", "3", "--model", "m") == 1
     output = capsys.readouterr()
     assert "Failed requests:                         3" in output.out
-    assert output.err.count("failed: HTTP 500") == 3
+    assert "3 of 3 requests failed: HTTP 500" in output.err
 
 
 async def test_chat_and_custom_prompts(scripted: ScriptedServer, tmp_path: Path) -> None:
