@@ -10,7 +10,8 @@ from kvasir.common.metrics import Metrics
 from kvasir.router.cluster import Cluster, running_cluster
 from kvasir.router.config import RouterConfig
 from kvasir.router.types import RoutedRequest, Sampling, TokenDelta
-from tests.fake_node import Fabric, FakeNode
+from tests.fake_engine import Fabric
+from tests.fake_node import FakeNode
 
 DEADLINE_S = 20.0
 

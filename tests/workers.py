@@ -17,7 +17,8 @@ import grpc.aio
 import httpx
 
 from kvasir.cli.ports import free_port
-from tests.fake_node import Fabric, FakeNode
+from tests.fake_engine import Fabric
+from tests.fake_node import FakeNode
 from tests.tokenizers import save_byte_level
 
 REPO = Path(__file__).parents[1]

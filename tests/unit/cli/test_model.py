@@ -1,116 +1,20 @@
-"""The built-in model: what is converted, and that the cache never hands out half of it."""
+"""Preparing the built-in model: the cache never hands out half of it."""
 
-import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quantize
-from numpy.typing import NDArray
-from safetensors.numpy import load_file
-from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvasir.cli import model
-from kvasir.cli.gguf_fields import shortest
-from kvasir.cli.gguf_smollm2 import tensor_name, unpermute
-from kvasir.cli.gguf_to_hf import convert
 from kvasir.cli.model import ModelPreparationError, is_intact, main, prepare_builtin_model
+from tests.unit.cli.tiny_gguf import write_tiny_gguf
 
-HIDDEN, FEED_FORWARD, HEADS, KV_HEADS = 64, 96, 4, 2
 FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 
 
 def silent(phase: str, done: float) -> None:
     assert 0 <= done <= 1, phase
-
-
-def permute(weight: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
-    """What llama.cpp does to the rows of Q and K when it writes a GGUF file."""
-    rows, columns = weight.shape
-    halves = weight.reshape(num_heads, 2, rows // num_heads // 2, columns)
-    return halves.swapaxes(1, 2).reshape(rows, columns)
-
-
-def tiny_weights() -> dict[str, NDArray[np.float32]]:
-    """A Llama of one layer, as it should come out."""
-    rng = np.random.default_rng(7)
-    kv_rows = HIDDEN // HEADS * KV_HEADS
-    shapes = {
-        "model.embed_tokens.weight": (260, HIDDEN),
-        "model.norm.weight": (HIDDEN,),
-        "model.layers.0.input_layernorm.weight": (HIDDEN,),
-        "model.layers.0.self_attn.q_proj.weight": (HIDDEN, HIDDEN),
-        "model.layers.0.self_attn.k_proj.weight": (kv_rows, HIDDEN),
-        "model.layers.0.self_attn.v_proj.weight": (kv_rows, HIDDEN),
-        "model.layers.0.self_attn.o_proj.weight": (HIDDEN, HIDDEN),
-        "model.layers.0.post_attention_layernorm.weight": (HIDDEN,),
-        "model.layers.0.mlp.gate_proj.weight": (FEED_FORWARD, HIDDEN),
-        "model.layers.0.mlp.up_proj.weight": (FEED_FORWARD, HIDDEN),
-        "model.layers.0.mlp.down_proj.weight": (HIDDEN, FEED_FORWARD),
-    }
-    return {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
-
-
-GGUF_NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "model.layers.0.input_layernorm.weight": "blk.0.attn_norm.weight",
-    "model.layers.0.self_attn.q_proj.weight": "blk.0.attn_q.weight",
-    "model.layers.0.self_attn.k_proj.weight": "blk.0.attn_k.weight",
-    "model.layers.0.self_attn.v_proj.weight": "blk.0.attn_v.weight",
-    "model.layers.0.self_attn.o_proj.weight": "blk.0.attn_output.weight",
-    "model.layers.0.post_attention_layernorm.weight": "blk.0.ffn_norm.weight",
-    "model.layers.0.mlp.gate_proj.weight": "blk.0.ffn_gate.weight",
-    "model.layers.0.mlp.up_proj.weight": "blk.0.ffn_up.weight",
-    "model.layers.0.mlp.down_proj.weight": "blk.0.ffn_down.weight",
-}
-
-
-def write_tiny_gguf(path: Path, edit: Callable[[GGUFWriter], None] = lambda writer: None) -> Path:
-    writer = GGUFWriter(path, "llama")
-    writer.add_block_count(1)
-    writer.add_context_length(128)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(FEED_FORWARD)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(100_000.0)
-    writer.add_rope_dimension_count(HIDDEN // HEADS)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    writer.add_token_list(specials + [chr(0x100 + byte) for byte in range(256)] + ["\u0120\u0121"])
-    writer.add_token_types([TokenType.CONTROL] * 3 + [TokenType.NORMAL] * 257)
-    writer.add_token_merges(["\u0120 \u0121"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    writer.add_pad_token_id(2)
-    writer.add_add_bos_token(False)
-    writer.add_add_space_prefix(False)
-    writer.add_chat_template("{{ messages }}")
-    for name, weight in tiny_weights().items():
-        stored = weight
-        if "q_proj" in name:
-            stored = permute(weight, HEADS)
-        elif "k_proj" in name:
-            stored = permute(weight, KV_HEADS)
-        if "embed_tokens" in name:
-            kind = GGMLQuantizationType.Q8_0
-            writer.add_tensor(GGUF_NAMES[name], quantize(stored, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(GGUF_NAMES[name], stored)
-    edit(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 class Fetches:
@@ -130,47 +34,6 @@ def fetches(monkeypatch: pytest.MonkeyPatch) -> Fetches:
     fetches = Fetches()
     monkeypatch.setattr(model, "_fetch_gguf", fetches)
     return fetches
-
-
-def test_tensors_get_their_hugging_face_names() -> None:
-    assert tensor_name("blk.17.attn_output.weight") == "model.layers.17.self_attn.o_proj.weight"
-    with pytest.raises(ValueError, match=r"output\.weight"):
-        tensor_name("output.weight")  # an untied head
-
-
-def test_unpermute_undoes_what_llama_cpp_does() -> None:
-    weight = np.arange(24 * 3, dtype=np.float32).reshape(24, 3)
-    assert not np.array_equal(permute(weight, 2), weight)
-    assert np.array_equal(unpermute(permute(weight, 2), 2), weight)
-
-
-def test_float32_fields_become_the_numbers_that_were_meant() -> None:
-    assert shortest(float(np.float32(1e-5))) == 1e-5
-    assert shortest(float(np.float32(100_000.0))) == 100_000.0
-
-
-def test_every_weight_arrives(tmp_path: Path) -> None:
-    shares: list[float] = []
-    convert(write_tiny_gguf(tmp_path / "tiny.gguf"), tmp_path, shares.append)
-    converted, expected = load_file(tmp_path / "model.safetensors"), tiny_weights()
-    assert converted.keys() == expected.keys()
-    for name, weight in expected.items():
-        tolerance = 0.02 if "embed_tokens" in name else 0.0  # 8 bits a weight
-        np.testing.assert_allclose(converted[name], weight, atol=tolerance, rtol=0)
-    assert shares == sorted(shares)
-    assert shares[-1] == 1.0
-
-
-@pytest.mark.parametrize(
-    ("edit", "named"),
-    [
-        (lambda writer: writer.add_tensor("output.weight", np.zeros((2, 2), np.float32)), "output.weight"),
-        (lambda writer: writer.add_float32("llama.rope.scaling.factor", 2.0), "llama.rope.scaling.factor"),
-    ],
-)
-def test_what_is_unknown_is_refused_by_name(tmp_path: Path, edit: Callable[[GGUFWriter], None], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        convert(write_tiny_gguf(tmp_path / "tiny.gguf", edit), tmp_path, lambda done: None)
 
 
 def test_the_second_call_fetches_nothing(tmp_path: Path, fetches: Fetches) -> None:
@@ -288,81 +151,3 @@ def test_the_cache_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
     for ignored in ("", "relative"):
         monkeypatch.setenv("XDG_CACHE_HOME", ignored)
         assert model.default_cache_dir() == Path.home() / ".cache" / "kvasir" / "models"
-
-
-# The real one from here on.
-
-
-@pytest.fixture(scope="module")
-def builtin_model() -> Path:
-    return prepare_builtin_model()
-
-
-TRICKY = {
-    # Digits stand alone, so the blanks before them stay together. A tokenizer without that rule says x, _, _, 3.
-    "x  3": ["x", "ĠĠ", "3"],
-    "\n\n  42": ["ĊĊĠĠ", "4", "2"],
-    "½ of 3²": ["Â½", "Ġof", "Ġ", "3", "Â²"],
-    "<|im_start|>user\nhi<|im_end|>": ["<|im_start|>", "user", "Ċ", "hi", "<|im_end|>"],
-}
-
-
-@pytest.mark.parametrize("text", TRICKY)
-def test_tricky_text_is_cut_as_the_model_was_trained(builtin_model: Path, text: str) -> None:
-    encoding = Tokenizer.from_file(str(builtin_model / "tokenizer.json")).encode(text)
-    assert encoding.tokens == TRICKY[text]
-    assert AutoTokenizer.from_pretrained(builtin_model)(text).input_ids == encoding.ids
-
-
-@pytest.mark.parametrize("text", [*TRICKY, "naïve 🦄🏳️‍🌈", "日本語、한국어 ２", "  a\t\r\n b ", "", "Привет"])
-def test_decoding_gives_the_text_back(builtin_model: Path, text: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(builtin_model)
-    assert tokenizer.decode(tokenizer(text).input_ids) == text
-
-
-def test_the_tokenizer_knows_its_specials_and_limits(builtin_model: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(builtin_model)
-    assert sorted(tokenizer.all_special_ids) == list(range(17))
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 2)
-    assert tokenizer.model_max_length == 8192
-    assert len(tokenizer) == 49152
-
-
-def test_the_config_says_what_was_meant(builtin_model: Path) -> None:
-    config = json.loads((builtin_model / "config.json").read_text())
-    assert config["architectures"] == ["LlamaForCausalLM"]
-    assert config["rms_norm_eps"] == 1e-5
-    assert config["rope_theta"] == 100_000.0
-    assert config["tie_word_embeddings"] is True
-    assert json.loads((builtin_model / "generation_config.json").read_text())["eos_token_id"] == [2, 0]
-
-
-@pytest.mark.parity
-def test_the_model_answers_and_stops(builtin_model: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(builtin_model)
-    llama = AutoModelForCausalLM.from_pretrained(builtin_model)
-    assert llama.dtype == torch.float32
-    assert llama.config.rms_norm_eps == 1e-5
-    assert llama.config.rope_parameters["rope_theta"] == 100_000.0
-    chat = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "What is the capital of France?"}],
-        add_generation_prompt=True,
-        return_tensors="pt",
-        return_dict=True,
-    )
-    output = llama.generate(**chat, max_new_tokens=32, do_sample=False)
-    answer = tokenizer.decode(output[0, chat["input_ids"].shape[1] :])
-    assert answer == "The capital of France is Paris.<|im_end|>"
-
-
-@pytest.mark.parity
-def test_plain_english_does_not_surprise_the_model(builtin_model: Path) -> None:
-    """9.4 when all is well; 15 with the K of a single layer left in llama.cpp's order, 64 with all Q and K."""
-    text = (
-        "The sun rises in the east and sets in the west. Water boils at one hundred degrees Celsius at sea level, "
-        "and freezes at zero. There are seven days in a week and twelve months in a year."
-    )
-    tokens = AutoTokenizer.from_pretrained(builtin_model)(text, return_tensors="pt").input_ids
-    with torch.inference_mode():
-        loss = AutoModelForCausalLM.from_pretrained(builtin_model)(tokens, labels=tokens).loss
-    assert loss.exp().item() < 12

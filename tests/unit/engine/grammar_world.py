@@ -1,5 +1,7 @@
 """A model with real logits and no weights: they are a function of all KV so far, read back through the block table."""
 
+import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ from tokenizers import Tokenizer
 
 from kvasir.common.grammar import Grammar
 from kvasir.engine.engine import Engine
-from kvasir.engine.grammar import Grammars
+from kvasir.engine.grammar import GrammarMatcher, Grammars
 from kvasir.engine.grammar_step import GrammarMasks
 from kvasir.engine.limits import Limits
 from kvasir.engine.request import FinishReason, Request, RequestId
@@ -17,6 +19,26 @@ from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.scheduler import Scheduler
 from kvasir.engine.step import Sampled, StepPlan, StepResult
 from tests.fakes import FakeModelRunner
+
+PERSON = Grammar(
+    "json_schema",
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 8},
+                "ages": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 150}, "maxItems": 3},
+                "kind": {"enum": ["cat", "dog", "日本"]},
+            },
+            "required": ["name", "ages", "kind"],
+            "additionalProperties": False,
+        }
+    ),
+)
+
+
+def regex(pattern: str) -> Grammar:
+    return Grammar("regex", pattern)
 
 
 class Vocabulary:
@@ -107,3 +129,11 @@ def run(engine: Engine, grammars: Grammars, *requests: Request) -> dict[str, tup
 def note(result: StepResult, ends: dict[str, FinishReason | str]) -> None:
     ends |= {output.request_id: output.finish_reason for output in result.outputs if output.finish_reason}
     ends |= {failed.request_id: str(failed.error) for failed in result.failed}
+
+
+def text_of_random_tokens(matcher: GrammarMatcher, rng: random.Random, num_tokens: int) -> list[int]:
+    tokens: list[int] = []
+    for _ in range(num_tokens):
+        tokens.append(rng.choice(matcher.allowed(()).nonzero()[0].tolist()))
+        matcher.take(tokens[-1])
+    return tokens

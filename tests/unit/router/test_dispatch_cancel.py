@@ -8,7 +8,7 @@ import pytest
 
 from kvasir.common.errors import Overloaded
 from tests.fake_cluster import a_request, collect, fake_cluster, tokens_of, until
-from tests.fake_node import expected_tokens
+from tests.fake_request import expected_tokens
 
 
 async def test_two_hundred_clients_leave_at_random_points() -> None:

@@ -9,7 +9,8 @@ from kvasir.common.errors import InvalidRequest, NodeUnavailable, NumericalError
 from kvasir.proto import common_pb2
 from kvasir.router.types import RoutedRequest, TokenDelta
 from tests.fake_cluster import FakeCluster, a_request, collect, fake_cluster, tokens_of, until
-from tests.fake_node import FakeNode, expected_tokens
+from tests.fake_node import FakeNode
+from tests.fake_request import expected_tokens
 
 FAST_LOSS = {"heartbeat_timeout_s": 0.6, "node_wait_s": 5.0}
 OVERLOADED = common_pb2.FAILURE_CODE_OVERLOADED

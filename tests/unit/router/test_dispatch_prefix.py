@@ -12,7 +12,8 @@ from kvasir.router.nodes import Role
 from kvasir.router.prefix_index import Prefix
 from kvasir.router.types import RoutedRequest
 from tests.fake_cluster import FakeCluster, a_request, collect, fake_cluster, tokens_of, until
-from tests.fake_node import BLOCK_SIZE, FakeNode, expected_tokens
+from tests.fake_node import FakeNode
+from tests.fake_request import BLOCK_SIZE, expected_tokens
 
 NUM_TOKENS = 200
 

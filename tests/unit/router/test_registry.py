@@ -12,7 +12,9 @@ from kvasir.router.cluster import running_cluster
 from kvasir.router.config import RouterConfig
 from kvasir.router.nodes import Role
 from tests.fake_cluster import FakeCluster, a_request, collect, fake_cluster, tokens_of, until
-from tests.fake_node import Fabric, FakeNode, expected_tokens
+from tests.fake_engine import Fabric
+from tests.fake_node import FakeNode
+from tests.fake_request import expected_tokens
 
 FAST_LOSS = {"heartbeat_timeout_s": 0.6}
 

@@ -16,7 +16,9 @@ from kvasir.router.nodes import Role
 from kvasir.router.pace import Pace
 from kvasir.router.session import NodeSession, SessionSettings
 from tests.fake_cluster import a_request, collect, fake_cluster, tokens_of, until
-from tests.fake_node import Fabric, FakeNode, expected_tokens
+from tests.fake_engine import Fabric
+from tests.fake_node import FakeNode
+from tests.fake_request import expected_tokens
 from tests.tcp_proxy import TcpProxy
 
 SETTINGS = SessionSettings(heartbeat_timeout_s=0.8, engine_age_limit_s=5.0, open_timeout_s=2.0)

@@ -26,7 +26,7 @@ from kvasir.router.openai.tokens import TokensApi
 from kvasir.router.overview import OwnOverview
 from kvasir.router.text.chat_renderer import ChatRenderer
 from tests.fake_cluster import FakeCluster, fake_cluster, until
-from tests.fake_node import expected_tokens
+from tests.fake_request import expected_tokens
 from tests.unit.router.openai.conftest import TOKENIZER, ids
 
 

@@ -10,7 +10,6 @@ from kvasir.engine.grammar import Grammars
 from kvasir.engine.request import FinishReason, Request, RequestId
 from kvasir.engine.speculation.speculator import Speculator
 from kvasir.engine.step import PositionLogprobs
-from tests.tokenizers import save_byte_level
 from tests.unit.engine.drafting import Always, Oracle
 from tests.unit.engine.grammar_world import Vocabulary, new_engine, note
 
@@ -46,16 +45,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "grammar": Grammar("json_schema", '{"type": "array", "maxItems": 4}'),
     },
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
-    return Vocabulary(save_byte_level(tmp_path_factory.mktemp("tokenizer")))
-
-
-@pytest.fixture(scope="module")
-def grammars(vocabulary: Vocabulary) -> Grammars:
-    return vocabulary.grammars()
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,8 @@ import pytest_asyncio
 import redis.asyncio
 
 from kvasir.cli.ports import free_port
-from tests.fake_node import Fabric, FakeNode
+from tests.fake_engine import Fabric
+from tests.fake_node import FakeNode
 from tests.sse import sse_events
 from tests.tokenizers import save_byte_level
 from tests.valkey import RedisServer

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from kvasir.common.tokens import unpack_tokens
-from tests.fake_node import expected_tokens
+from tests.fake_request import expected_tokens
 from tests.sse import sse_events
 from tests.workers import Workers, running_workers
 

@@ -1,0 +1,58 @@
+"""Folders that several nodes share."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvasir.kv_connector.base import StoreKey
+from kvasir.kv_connector.settings import ConnectorSettings
+from kvasir.kv_connector.testing import Connect, pairs_of
+
+DEADLINE_S = 40.0
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> ConnectorSettings:
+    return ConnectorSettings(name="shared_storage", path=str(tmp_path / "store"), store_backoff_s=0.2)
+
+
+@pytest.fixture
+def connect(settings: ConnectorSettings) -> Connect:
+    return pairs_of(settings)
+
+
+def files(settings: ConnectorSettings) -> list[Path]:
+    return sorted(path for path in Path(settings.path).rglob("*") if path.is_file())
+
+
+def everything_in(folder: Path) -> list[Path]:
+    """Links, pipes and all."""
+    return list(folder.rglob("*"))
+
+
+def listing(settings: ConnectorSettings) -> list[Path]:
+    return everything_in(Path(settings.path))
+
+
+def left_aside(settings: ConnectorSettings) -> list[Path]:
+    return [path for path in listing(settings) if path.suffix == ".tmp"]
+
+
+def file_of(settings: ConnectorSettings, name: StoreKey) -> Path:
+    return Path(settings.path) / "blocks" / name
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Of 4 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounting = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True)
+    if mounting.returncode != 0:
+        pytest.skip(f"mounting is not allowed here: {mounting.stderr.decode().strip()}")
+    yield disk
+    for mounted in (disk, tmp_path / "away"):
+        if mounted.is_mount():
+            subprocess.run(["umount", "-l", str(mounted)], check=True)
