@@ -64,7 +64,12 @@ def template_message(message: MessageBody, index: int) -> Message:
         "tool_calls": [_call(call) for call in message.tool_calls or ()] or None,
     }
     given = {key: value for key, value in optional.items() if value is not None}
-    return {"role": role, "content": _content_text(message.content, message.role, index), **given}
+    for name in ("function_call", "audio"):
+        if getattr(message, name):
+            param = f"messages[{index}].{name}"
+            raise InvalidRequest(f"'{param}' is not supported", param, "unsupported_content")
+    content = message.refusal if message.content is None and message.role == "assistant" else message.content
+    return {"role": role, "content": _content_text(content, message.role, index), **given}
 
 
 def with_plain_texts(body: ChatBody) -> ChatBody:

@@ -16,6 +16,9 @@ TokenIds = list[Annotated[int, Field(ge=0, le=_INT32_MAX)]]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 MAX_CHOICES = 128  # in one request, over all its prompts
 MAX_TOOLS = 512
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.\-]{1,128}$")]
 
 
@@ -37,6 +40,7 @@ def one_of(shapes: str) -> WrapValidator:
 
 class StreamOptions(Body):
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # of the lengths of events: there is none
     continuous_usage_stats: bool | None = None
     # For so long the generation goes on after its client has gone, who may come back: see kept_streams.py
     resume_grace_s: Annotated[Finite, Field(gt=0)] | None = None
@@ -79,6 +83,14 @@ class GenerationBody(Body):
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=_INT32_MAX)] | None = None
     timeout: Annotated[Finite, Field(gt=0)] | None = None  # seconds for the whole answer
+
+    # These change nothing.
+    user: str | None = None
+    metadata: Metadata | None = None
+    store: bool | None = None  # but in responses
+    service_tier: Annotated[str, Field(max_length=64)] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
 
     @property
     def resume_grace_s(self) -> float | None:
@@ -155,11 +167,14 @@ class ToolCallBody(Body):
 class MessageBody(Body):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content = None
+    refusal: str | None = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Annotated[list[ToolCallBody], Field(max_length=1000)] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None  # an older name for the same
+    function_call: Any = None  # of what came before tools
+    audio: Any = None
 
 
 class FunctionBody(Body):

@@ -17,13 +17,15 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 # They change nothing here, as at OpenAI's own servers for most models.
 ACCEPTED = frozenset(
-    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
-    | {"parallel_tool_calls", "reasoning_effort", "verbosity", "spaces_between_special_tokens"}
+    {"parallel_tool_calls", "reasoning_effort", "verbosity", "prediction", "spaces_between_special_tokens"}
+    | {"prompt_cache_options", "prompt_cache_retention"}
 )
 
 # What would change the answer but cannot be had here, and which values of it ask for nothing.
 _ONLY_IF_EMPTY = (
     *("tools", "functions", "suffix", "use_beam_search", "documents", "audio", "prompt_embeds"),
+    *("moderation", "web_search_options", "context_management", "repetition_detection", "thinking_token_budget"),
+    *("watermarking", "logprob_token_ids", "return_tokens_as_token_ids", "return_token_offsets"),
     *("truncate_prompt_tokens", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("logits_processors", "chat_template"),  # a template is a program: the operator's alone
 )
@@ -91,7 +93,7 @@ def first_problem(error: ValidationError) -> InvalidRequest:
     if problem["type"] == "missing":
         return InvalidRequest(f"you must provide '{param}'", param, "missing_required_parameter")
     message = f"invalid '{param}': {problem['msg']}, got {_shown(problem['input'])}"
-    return InvalidRequest(message, param, "invalid_value")
+    return InvalidRequest(message, param, "invalid_type" if problem["type"].endswith("_type") else "invalid_value")
 
 
 def path_of(location: tuple[int | str, ...]) -> str:

@@ -120,8 +120,7 @@ class HubResponseStore:
         return StoredResponse.from_bytes(answer.content) if answer.HasField("content") else None
 
     async def put(self, owner: str, stored: StoredResponse) -> None:
-        response_id = stored.response["id"]
-        request = pb.PutStoredRequest(owner=owner, response_id=response_id, content=stored.to_bytes())
+        request = pb.PutStoredRequest(owner=owner, response_id=stored.response_id, content=stored.to_bytes())
         try:
             await self._hub.PutStored(request, timeout=_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:

@@ -25,7 +25,7 @@ from kvasir.router.openai.models import ChatBody
 from kvasir.router.openai.responses.body import ResponsesBody
 from kvasir.router.openai.responses.items import ChatMessage, Item, check_outputs, input_items, messages_of
 from kvasir.router.openai.responses.outputs import Event
-from kvasir.router.openai.responses.references import with_ids, with_referenced
+from kvasir.router.openai.responses.references import as_shown, with_referenced
 from kvasir.router.openai.responses.request import chat_body, named_as_given
 from kvasir.router.openai.responses.store import ResponseStore, StoredResponse
 from kvasir.router.openai.responses.writer import ResponseWriter
@@ -98,7 +98,7 @@ class Kept:
         """A store that does not answer costs the client its way back, not its answer."""
         messages = [*self._messages, *messages_of(response["output"])]
         try:
-            await self._store.put(self._owner, StoredResponse(response, self._input_items, messages))
+            await self._store.put(self._owner, StoredResponse.of(response, self._input_items, messages))
         except StoreUnavailable as error:
             log.warning("response %s is not stored: %s", response["id"], error)
 
@@ -170,7 +170,7 @@ class ResponsesApi:
         items, messages, chat = await self._read(owner, body)
         with named_as_given():
             _, begun = await self._api.begin_chat(chat, record, origin)
-        kept = None if body.store is False else Kept(self._store, owner, with_ids(items, origin.response_id), messages)
+        kept = None if body.store is False else Kept(self._store, owner, as_shown(items, origin.response_id), messages)
         writer = ResponseWriter(body, begun.envelope, self._api.tokenizer)
         return Generation(ResponseAnswer(writer, kept), begun)
 
@@ -225,9 +225,11 @@ def _list_of(items: list[Item], query: Mapping[str, str]) -> dict[str, Any]:
 def _check_supported(body: ResponsesBody) -> None:
     if body.truncation == "auto":
         raise _unsupported("truncation", "'truncation' can only be 'disabled'")
-    for name in ("background", "conversation", "prompt"):
-        if getattr(body, name):
+    for name in ("background", "conversation", "prompt", "prompt_logprobs", "return_token_ids"):
+        if (value := getattr(body, name)) is not None and value is not False:
             raise _unsupported(name, f"'{name}' is not supported")
+    if body.num_choices > 1:
+        raise _unsupported("n", "a response has one output: 'n' can only be 1")
 
 
 def _check_depth(body: ResponsesBody, items: list[Item]) -> None:

@@ -8,10 +8,6 @@ from kvasir.router.openai.models import MAX_TOOLS, Body, GenerationBody, ToolNam
 from kvasir.router.openai.shapes import ResponseInput
 
 _INT32_MAX = 2**31 - 1
-Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
-]
-
 
 # Only logprobs can be had; the others are of tools that are not here, or are there in any case.
 Includable = Literal[
@@ -77,13 +73,7 @@ class ResponsesBody(GenerationBody):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     include: Annotated[list[Includable], Field(max_length=32)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    store: bool | None = None
-    metadata: Metadata | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
-    service_tier: Annotated[str, Field(max_length=64)] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     background: bool | None = None

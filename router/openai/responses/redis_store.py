@@ -25,11 +25,14 @@ class RedisResponseStore:
         data = await self._answer(self._redis.get(_key(owner, response_id)))
         if data is None:
             return None
-        stored = StoredResponse.from_bytes(data)
-        return stored if stored.response["id"] == response_id else None
+        try:
+            stored = StoredResponse.from_bytes(data)
+        except ValueError:
+            return None
+        return stored if stored.response_id == response_id else None
 
     async def put(self, owner: str, stored: StoredResponse) -> None:
-        key = _key(owner, stored.response["id"])
+        key = _key(owner, stored.response_id)
         await self._answer(self._redis.set(key, stored.to_bytes(), px=self._ttl_ms))
 
     async def delete(self, owner: str, response_id: str) -> bool:

@@ -1,5 +1,6 @@
 """A request for a response as the request for a chat completion that answers it."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,14 +14,15 @@ from kvasir.router.openai.parsing import first_problem
 from kvasir.router.openai.responses.body import AllowedFunctions, NamedFunction, ResponsesBody
 from kvasir.router.openai.responses.items import ChatMessage
 
-_NAMES = {
-    "messages": "input",
-    "response_format": "text.format",
-    "max_tokens": "max_output_tokens",
-    "max_completion_tokens": "max_output_tokens",
-    "reasoning_effort": "reasoning.effort",
-}
-_NOT_A_CHATS = frozenset({"n", "max_tokens", "stream_options"})
+# Names of a chat's fields, and the client's own for the same.
+_NAMES = (
+    (re.compile(r"^messages.*"), "input"),  # they are other ones than items
+    (re.compile(r"^response_format(\.json_schema)?"), "text.format"),
+    (re.compile(r"^max_(completion_)?tokens"), "max_output_tokens"),
+    (re.compile(r"^reasoning_effort"), "reasoning.effort"),
+    (re.compile(r"^(tools\[\d+\])\.function"), r"\1"),
+)
+_NOT_A_CHATS = frozenset({"n", "max_tokens"})
 
 
 def chat_body(body: ResponsesBody, messages: Sequence[ChatMessage]) -> ChatBody:
@@ -57,13 +59,12 @@ def named_as_given() -> Iterator[None]:
     except ModelNotFound:
         raise
     except InvalidRequest as error:
-        field, dot, rest = (error.param or "").partition(".")
-        name = _NAMES.get(field.partition("[")[0])
-        if name is None:
+        if error.param is None:
             raise
-        param = name if name == "input" else name + dot + rest  # messages are other ones than items
-        message = str(error).replace(f"'{error.param}'", f"'{param}'")
-        raise InvalidRequest(message, param, error.code) from error
+        param = error.param
+        for name, own in _NAMES:
+            param = name.sub(own, param)
+        raise InvalidRequest(str(error).replace(f"'{error.param}'", f"'{param}'"), param, error.code) from error
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:

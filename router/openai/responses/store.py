@@ -16,16 +16,47 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    response: dict[str, Any]
-    input_items: list[Item]
-    messages: list[ChatMessage]  # from the conversation's beginning to this response's end, without instructions
+    """Each part is JSON, and read when it is wanted: a conversation's end has all of it, and most ask for less."""
 
-    def to_bytes(self) -> bytes:
-        return orjson.dumps({"response": self.response, "input_items": self.input_items, "messages": self.messages})
+    response_id: str
+    response_json: bytes
+    input_items_json: bytes
+    messages_json: bytes
 
     @classmethod
-    def from_bytes(cls, data: bytes | str) -> "StoredResponse":
-        return cls(**orjson.loads(data))
+    def of(cls, response: dict[str, Any], input_items: list[Item], messages: list[ChatMessage]) -> "StoredResponse":
+        """`messages`: from the conversation's beginning to this response's end, without instructions."""
+        return cls(response["id"], orjson.dumps(response), orjson.dumps(input_items), orjson.dumps(messages))
+
+    @property
+    def response(self) -> dict[str, Any]:
+        response: dict[str, Any] = orjson.loads(self.response_json)
+        return response
+
+    @property
+    def input_items(self) -> list[Item]:
+        items: list[Item] = orjson.loads(self.input_items_json)
+        return items
+
+    @property
+    def messages(self) -> list[ChatMessage]:
+        messages: list[ChatMessage] = orjson.loads(self.messages_json)
+        return messages
+
+    @property
+    def num_bytes_of_items(self) -> int:
+        """Of input and output."""
+        return len(self.response_json) + len(self.input_items_json)
+
+    def to_bytes(self) -> bytes:
+        """A part a line."""
+        return b"\n".join((self.response_id.encode(), self.response_json, self.input_items_json, self.messages_json))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "StoredResponse":
+        """ValueError for what another version of this has written."""
+        response_id, response, input_items, messages = data.split(b"\n")
+        return cls(response_id.decode(), response, input_items, messages)
 
 
 class ResponseStore(Protocol):
@@ -57,7 +88,7 @@ class MemoryResponseStore:
         return None if data is None else StoredResponse.from_bytes(data)
 
     async def put(self, owner: str, stored: StoredResponse) -> None:
-        self.put_bytes(owner, stored.response["id"], stored.to_bytes())
+        self.put_bytes(owner, stored.response_id, stored.to_bytes())
 
     def get_bytes(self, owner: str, response_id: str) -> bytes | None:
         self._drop_old()

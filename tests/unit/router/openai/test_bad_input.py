@@ -52,6 +52,14 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     *(("logit_bias", value) for value in ({"5": 1000}, {"5": None}, {"5": "x"}, [], [1], "x", 5)),
     *(("stream", value) for value in ("yes", 1)),
     *(("stream_options", value) for value in ({"include_usage": True}, {"include_usage": 1}, [], "x")),
+    *(("user", value) for value in (5, {})),
+    *(
+        ("metadata", value)
+        for value in (5, {"a": 1}, {"a" * 65: "b"}, {"a": "b" * 513}, {str(n): "" for n in range(17)})
+    ),
+    *(("store", value) for value in (1, "true")),
+    *(("service_tier", value) for value in (5, "x" * 65)),
+    *(("safety_identifier", 5), ("prompt_cache_key", 5)),
     *(("cache_salt", value) for value in ("", 5, ["x"], "x" * 2000)),
     *(("priority", value) for value in (1.5, "x", 2**31)),
     *(("model", value) for value in (None, 5, ["m"])),
@@ -107,10 +115,13 @@ async def test_bad_prompts(router: Router, prompt: Any) -> None:
         [{"role": "user", "content": [{"type": "text"}]}], [{"role": "user", "content": [{"type": "text", "text": 5}]}],
         [{"role": "user", "content": [IMAGE]}], [{"role": "function", "content": "x", "name": "f"}],
         [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}],
+        [{"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}],
+        [{"role": "assistant", "content": None, "audio": {"id": "a"}}],
+        [{"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "custom", "custom": {}}]}],
         [{"role": "user", "content": "x" * 1000}],
         [{"role": "user", "content": json.loads("[" * 900 + "]" * 900)}],
     ],
-    ids=range(20),
+    ids=range(23),
 )  # fmt: skip
 async def test_bad_messages(router: Router, messages: Any) -> None:
     error = check(await router.post("/v1/chat/completions", messages=messages))
@@ -121,6 +132,9 @@ async def test_bad_messages(router: Router, messages: Any) -> None:
 
 async def test_what_excludes_each_other(router: Router) -> None:
     check(await router.chat(continue_final_message=True, add_generation_prompt=True))
+    check(await router.chat(stream=True, stream_options={"include_obfuscation": True}))
+    assert (await router.chat(stream=True, stream_options={"include_obfuscation": False})).status_code == 200
+    router.dispatcher.requests.clear()
     check(await router.chat(top_logprobs=2))
     check(await router.chat(logprobs=True, top_logprobs=6))
     check(await router.complete(logprobs=6))
@@ -138,7 +152,11 @@ async def test_what_excludes_each_other(router: Router) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["functions", "suffix", "best_of", "documents", "guided_json", "guided_regex", "guided_choice"]
+    "name",
+    [
+        *("functions", "suffix", "best_of", "documents", "guided_json", "guided_regex", "guided_choice", "moderation"),
+        *("web_search_options", "audio", "logprob_token_ids", "thinking_token_budget"),
+    ],
 )
 async def test_what_cannot_be_had_is_refused_by_name(router: Router, name: str) -> None:
     error = check(await router.chat(**{name: {"type": "json_schema"}}))

@@ -64,3 +64,13 @@ async def test_long_arguments_are_not_read_on_the_event_loop(monkeypatch: pytest
     assert threading.get_ident() not in threads
     with pytest.raises(InvalidRequest, match="all calls"):
         await rendered(source, messages=calls_of(*["x" * 500_000] * 10))
+
+
+async def test_what_the_official_client_gives_back_of_an_answer_is_read_as_it_was() -> None:
+    """It sends null for whatever a message has not; one that was refused has no content."""
+    nulls = {"annotations": None, "audio": None, "function_call": None, "tool_calls": None}
+    messages = [
+        {"role": "assistant", "content": "a", "refusal": None, **nulls},
+        {"role": "assistant", "content": None, "refusal": "no", **nulls},
+    ]
+    assert await rendered("{% for m in messages %}[{{ m.content }}]{% endfor %}", messages=messages) == "[a][no]"

@@ -13,7 +13,9 @@ from tests.valkey import RedisServer
 
 
 def response(number: int, num_bytes: int = 10) -> StoredResponse:
-    return StoredResponse({"id": f"resp_{number}", "text": "x" * num_bytes}, [{"type": "message"}], [{"role": "user"}])
+    return StoredResponse.of(
+        {"id": f"resp_{number}", "text": "x" * num_bytes}, [{"type": "message"}], [{"role": "user"}]
+    )
 
 
 @asynccontextmanager

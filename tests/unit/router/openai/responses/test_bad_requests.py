@@ -14,7 +14,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def test_unknown_fields_are_ignored_and_counted(router: Router) -> None:
     before = await router.metric("kvasir:router_unknown_fields_total")
     for path in ("", "/input_tokens"):
-        body = {"model": "m", "input": "hi", "frobnicate": 1, "moderation": {"model": "x"}}
+        body = {"model": "m", "input": "hi", "frobnicate": 1, "personality": "friendly"}
         assert (await router.post(f"/v1/responses{path}", **body)).status_code == 200
     assert await router.metric("kvasir:router_unknown_fields_total") == before + 4
 
@@ -46,8 +46,24 @@ async def test_unknown_fields_are_ignored_and_counted(router: Router) -> None:
         ({"temperature": 3}, "temperature"),
         ({"input": "x" * 20_000}, "input"),
         ({"previous_response_id": "resp_x"}, "previous_response_id"),
+        ({"moderation": {"model": "x"}}, "moderation"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management"),
+        ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0].type"),
+        ({"tool_choice": {"type": "custom", "name": "x"}}, "tool_choice"),
+        ({"n": 2}, "n"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 7}}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
+        (
+            {
+                "tools": [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": 5}}],
+                "tool_choice": "required",
+            },
+            "tools[0].parameters",
+        ),
     ],
-    ids=range(24),
+    ids=range(34),
 )
 async def test_what_cannot_be_had_is_a_400(router: Router, body: dict[str, Any], param: str) -> None:
     for stream in (False, True):

@@ -55,7 +55,7 @@ async def test_so_many_responses_may_be_referred_to(router: Router) -> None:
     items = [{"type": "item_reference", "id": f"msg_{number:032x}_0"} for number in range(129)]
     for item in items:
         response = {"id": f"resp_{item['id'][4:-2]}", "output": [{"id": item["id"], "type": "message"}]}
-        await store.put("o", StoredResponse(response, [], []))
+        await store.put("o", StoredResponse.of(response, [], []))
     found = await with_referenced(items[:128] * 2, store, "o")
     assert [one["id"] for one in found] == [one["id"] for one in items[:128]] * 2
     with pytest.raises(InvalidRequest, match="more than 128 responses"):
@@ -67,8 +67,23 @@ async def test_what_is_referred_to_is_no_longer_than_what_may_be_sent() -> None:
     store = MemoryResponseStore(ttl_s=60, max_bytes=1 << 22)
     name = f"item_{1:032x}_in0"
     item = {"id": name, "type": "message", "role": "user", "content": "x" * (1 << 20)}
-    await store.put("o", StoredResponse({"id": f"resp_{1:032x}", "output": []}, [item], []))
+    await store.put("o", StoredResponse.of({"id": f"resp_{1:032x}", "output": []}, [item], []))
     reference = {"type": "item_reference", "id": name}
-    assert await with_referenced([reference] * 31, store, "o") == [item] * 31
+    assert await with_referenced([reference] * 30, store, "o") == [item] * 30
     with pytest.raises(InvalidRequest, match="more than 33554432 bytes"):
         await with_referenced([reference] * 10_000, store, "o")
+
+
+async def test_what_is_read_for_references_is_bounded() -> None:
+    """Of each response a short item, beside a long one."""
+    store = MemoryResponseStore(ttl_s=60, max_bytes=1 << 26)
+    references = []
+    for number in range(40):
+        short, long = (
+            {"id": f"item_{number:032x}_in{at}", "content": "x" * size} for at, size in ((0, 1), (1, 1 << 20))
+        )
+        await store.put("o", StoredResponse.of({"id": f"resp_{number:032x}", "output": []}, [short, long], []))
+        references.append({"type": "item_reference", "id": short["id"]})
+    assert len(await with_referenced(references[:31], store, "o")) == 31
+    with pytest.raises(InvalidRequest, match="more than 33554432 bytes"):
+        await with_referenced(references, store, "o")
