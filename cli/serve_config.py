@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kvasir.common.config import ServiceConfig, Words
+from kvasir.common.config import Keys, ServiceConfig, Words
 from kvasir.common.speculative_config import SpeculativeConfig
 
 OptionValue = str | int | float | bool
@@ -23,7 +23,7 @@ class ServeConfig(ServiceConfig, env_prefix="KVASIR_SERVE_", cli_hide_none_type=
     decode: int = Field(default=1, ge=1, le=64, description="How many decode nodes.")
     host: str = Field(default="127.0.0.1", description="Address of the HTTP API.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port of the HTTP API; 0 takes a free one.")
-    api_key: Words = Field(default=[], repr=False, description="Keys that clients must send one of.")
+    api_key: Keys = Field(default=[], repr=False, description="Keys that clients must send one of.")
 
     connector: str = Field(
         default="tcp", description="How KV blocks travel: tcp, redis, shared_storage, nixl, mooncake, module:Class."

@@ -8,18 +8,21 @@ import difflib
 import json
 import os
 import sys
+from itertools import groupby
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn, Self
 
+import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliApp,
     CliSettingsSource,
+    InitSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
-    YamlConfigSettingsSource,
 )
 
 
@@ -30,7 +33,15 @@ def _as_list(value: Any) -> Any:
     return json.loads(value) if value.lstrip().startswith("[") else [word.strip() for word in value.split(",") if word]
 
 
+def _as_keys(value: Any) -> Any:
+    """An empty text is a variable that somebody forgot to set; taken for no keys at all, it would let anybody in."""
+    if value == "":
+        raise ValueError("an empty text is no key; where anybody may ask, leave the option out")
+    return _as_list(value)
+
+
 Words = Annotated[list[Annotated[str, Field(min_length=1)]], NoDecode, BeforeValidator(_as_list)]
+Keys = Annotated[list[Annotated[str, Field(min_length=1)]], NoDecode, BeforeValidator(_as_keys)]
 
 
 class ServiceConfig(BaseSettings):
@@ -38,7 +49,7 @@ class ServiceConfig(BaseSettings):
 
     model_config = SettingsConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False,
-        cli_kebab_case=True, cli_implicit_flags=True, env_nested_delimiter="__",
+        cli_kebab_case=True, cli_implicit_flags=True, cli_exit_on_error=False, env_nested_delimiter="__",
     )  # fmt: skip
 
     # The environment variables that share our prefix but are not fields of this class.
@@ -57,9 +68,9 @@ class ServiceConfig(BaseSettings):
                 cls.model_config["cli_prog_name"] = prog
             return CliApp.run(cls, cli_args=argv, cli_settings_source=_with_config_option(cls))
         except ValidationError as error:
-            _refuse("\n".join(_explain(problem, cls) for problem in error.errors()))
-        except (SettingsError, FileNotFoundError) as error:
-            _refuse(str(error))
+            _refuse("\nerror: ".join(_explain_all(error, cls)))
+        except SettingsError as error:
+            _refuse(_explain_parsing(str(error), cls))
 
     @classmethod
     def settings_customise_sources(
@@ -73,9 +84,7 @@ class ServiceConfig(BaseSettings):
         path = cls._config_file or os.environ.get("KVASIR_CONFIG")
         if path is None:
             return init_settings, env_settings
-        if not os.path.isfile(path):
-            raise FileNotFoundError(f"config file {path} does not exist")
-        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, path)
+        return init_settings, env_settings, InitSettingsSource(settings_cls, _read_yaml(path))
 
     @classmethod
     def variables(cls) -> list[str]:
@@ -119,6 +128,49 @@ def _take_config_option(argv: list[str]) -> tuple[list[str], str | None]:
     return rest, path
 
 
+def _read_yaml(path: str) -> dict[str, Any]:
+    try:
+        options = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"config file {path} cannot be read: {error.strerror}") from error
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise SettingsError(f"config file {path}, line {line}: {error.problem}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise SettingsError(f"config file {path} is no YAML: {str(error).splitlines()[0]}") from error
+    if not isinstance(options or {}, dict):
+        raise SettingsError(f"config file {path} must hold options, one a line, as `name: value`")
+    return {str(name): value for name, value in (options or {}).items()}
+
+
+def _explain_parsing(message: str, cls: type[ServiceConfig]) -> str:
+    """What argparse, or what is about it, says of a command line."""
+    message = message.removeprefix("error parsing CLI: ")
+    unknown = message.removeprefix("unrecognized arguments: ")
+    if unknown != message:
+        option = unknown.split()[0].split("=")[0]
+        known = [f"--{name.replace('_', '-')}" for name in cls.model_fields]
+        return f"unknown option {option}{_did_you_mean(option, known)} (--help lists them all)"
+    name = message.removeprefix("Parsing error encountered for ").partition(":")[0]
+    if "not enough values to unpack" in message:
+        return f"--{name.replace('_', '-')} wants name=value"
+    return message
+
+
+def _explain_all(error: ValidationError, cls: type[ServiceConfig]) -> list[str]:
+    """A line for each option, also where its value could have been one of several things and is none."""
+    lines = []
+    for _, group in groupby(error.errors(), lambda problem: (problem["loc"][:1], repr(problem["input"]))):
+        first, *others = group
+        if others:
+            name = ".".join(map(str, first["loc"][:-1]))  # its last part says which of them
+            reasons = " or ".join(problem["msg"] for problem in (first, *others))
+            lines.append(f"{name}: {reasons}, got {first['input']!r}")
+        else:
+            lines.append(_explain(first, cls))
+    return lines
+
+
 def _explain(problem: Any, cls: type[ServiceConfig]) -> str:
     name = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "missing" and len(problem["loc"]) > 1:
@@ -128,8 +180,11 @@ def _explain(problem: Any, cls: type[ServiceConfig]) -> str:
     if problem["type"] == "missing":
         return f"--{name.replace('_', '-')} is wanted (or {cls.model_config.get('env_prefix', '')}{name.upper()})"
     if problem["type"] == "extra_forbidden":
-        return f"unknown option {name!r}{_did_you_mean(name, list(cls.model_fields))}"
-    return f"{name}: {problem['msg']}, got {problem['input']!r}" if name else str(problem["msg"])
+        known = list(cls.model_fields) if len(problem["loc"]) == 1 else []
+        return f"unknown option {name!r}{_did_you_mean(name, known)}"
+    if problem["type"] == "value_error":  # ours: it says what it got, where that matters
+        return f"{name}: {problem['ctx']['error']}" if name else str(problem["ctx"]["error"])
+    return f"{name}: {problem['msg']}, got {problem['input']!r}"
 
 
 def _did_you_mean(name: str, known: list[str]) -> str:

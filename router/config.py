@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kvasir.common.config import ServiceConfig, Words
+from kvasir.common.config import Keys, ServiceConfig, Words
 from kvasir.router.http_bounds import HttpBounds
 
 
@@ -32,7 +32,7 @@ class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
     )
     response_store_ttl_s: float = Field(default=3600.0 * 24, gt=0, description="How long responses are stored.")
     response_store_bytes: int = Field(default=256 << 20, gt=0, description="In memory, the oldest make room.")
-    api_key: Words = Field(default=[], description="Keys that clients must send one of; empty: anybody may ask.")
+    api_key: Keys = Field(default=[], description="Keys that clients must send one of; empty: anybody may ask.")
     api_key_file: Path | None = Field(
         default=None, description="More keys: a YAML list of {name, sha256, and limits of its own}."
     )

@@ -63,7 +63,7 @@ def test_the_environment_and_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path:
         (["--model", "/m", "--priority-aging-s", "inf"], "priority_aging_s: Input should be a finite number"),
         (["--model", "/m", "--max-num-partial-prefills", "-1"], "greater than or equal to 0"),
         (["--model", "/m", "--max-long-partial-prefills", "2"], "needs long_prefill_token_threshold"),
-        (["--model", "/m", "--swap-space", "1GiB"], "unrecognized arguments: --swap-space"),
+        (["--model", "/m", "--swap-space", "1GiB"], "unknown option --swap-space"),
     ],
 )
 def test_mistakes_are_explained(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
