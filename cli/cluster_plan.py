@@ -62,7 +62,8 @@ def plan_cluster(
 def child_environment(environ: Mapping[str, str], secret: str) -> dict[str, str]:
     """Ours without our own options, and with the cluster's secret."""
     inherited = {name: value for name, value in environ.items() if not name.startswith(_OURS)}
-    return inherited | {CLUSTER_SECRET_VARIABLE: secret, "PYTHONUNBUFFERED": "1"}
+    quiet = {"GRPC_VERBOSITY": "ERROR"}  # else each end of a connection is a line of its own
+    return quiet | inherited | {CLUSTER_SECRET_VARIABLE: secret, "PYTHONUNBUFFERED": "1"}
 
 
 def _node_options(

@@ -1,4 +1,4 @@
-"""Free ports, and whether one is taken."""
+"""Ports that are free."""
 
 import random
 import socket
@@ -34,16 +34,3 @@ def free_ports(count: int) -> tuple[int, ...]:
 def free_port() -> int:
     (port,) = free_ports(1)
     return port
-
-
-def why_not_bindable(host: str, port: int) -> str | None:
-    """None if a server could listen there; else what the system says."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-            sock.listen(1)
-    except OSError as error:
-        return error.strerror or str(error)
-    return None

@@ -16,10 +16,11 @@ from kvasir.cli.cores import available_memory_bytes, divide_kv_memory, usable_cp
 from kvasir.cli.http_probe import http_status
 from kvasir.cli.local_redis import ADVICE, find_server, redis_spec, redis_url
 from kvasir.cli.model import ModelPreparationError, prepare_builtin_model
-from kvasir.cli.ports import NoFreePort, free_ports, why_not_bindable
+from kvasir.cli.ports import NoFreePort, free_ports
 from kvasir.cli.serve_config import ServeConfig
 from kvasir.cli.serve_output import Output, banner
 from kvasir.cli.supervisor import ClusterFailed, Supervisor
+from kvasir.common.addresses import why_not_bindable
 from kvasir.common.secrets import new_secret
 
 _POLL_S = 0.25
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> int:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvasir-")))
             model = find_model(config.model)
             return asyncio.run(run(config, prepare(config, model, directory), model.name, output))
-    except (CannotStart, ModelPreparationError, NoFreePort, ClusterFailed) as error:
+    except (CannotStart, ModelPreparationError, NoFreePort, ClusterFailed, OSError) as error:
         output.say(f"error: {error}")
         return 1
     except KeyboardInterrupt:  # before the cluster was there

@@ -1,4 +1,6 @@
-"""host:port, as people write it and as gRPC wants it."""
+"""host:port, as people write it and as gRPC wants it, and whether it can be listened on."""
+
+import socket
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -13,3 +15,16 @@ def split_address(address: str) -> tuple[str, int]:
 def join_address(host: str, port: int) -> str:
     """("::1", 80) -> `[::1]:80`"""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def why_not_bindable(host: str, port: int) -> str | None:
+    """None if a server could listen there; else what the system says."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            sock.listen(1)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, cast
 import grpc
 import grpc.aio
 
-from kvasir.common.addresses import join_address, split_address
+from kvasir.common.addresses import join_address, split_address, why_not_bindable
 from kvasir.common.grpc_options import MAX_MESSAGE_BYTES, SECRET_METADATA_KEY, server_options
 from kvasir.common.secrets import is_loopback, same_secret
 
@@ -67,7 +67,7 @@ def bind(server: grpc.aio.Server, listen: str) -> int:
     try:
         bound = server.add_insecure_port(join_address(host, port))
     except RuntimeError as error:
-        raise OSError(f"cannot listen on {listen}: {error}") from error
+        raise OSError(f"cannot listen on {listen}: {why_not_bindable(host, port) or error}") from error
     if bound == 0:
         raise OSError(f"cannot listen on {listen}")
     return bound

@@ -17,7 +17,10 @@ def new_secret() -> str:
 def cluster_secret(environ: Mapping[str, str], path: str | None = None) -> str | None:
     """From the file, or else from the environment; None if neither names one. ValueError says what is wrong."""
     if path is not None:
-        return _checked(Path(path).read_text().strip(), path)
+        try:
+            return _checked(Path(path).read_text().strip(), path)
+        except OSError as error:
+            raise ValueError(f"the cluster secret in {path} cannot be read: {error.strerror}") from error
     if CLUSTER_SECRET_VARIABLE in environ:
         return _checked(environ[CLUSTER_SECRET_VARIABLE].strip(), CLUSTER_SECRET_VARIABLE)
     return None

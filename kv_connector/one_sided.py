@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Literal, TypeVar
 
+from kvasir.common.addresses import join_address
 from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector import one_sided_protocol as protocol
 from kvasir.kv_connector.base import BlockKey, BlockSource, Frame, Ticket
@@ -89,7 +90,7 @@ class OneSidedConnector:
     @property
     def endpoint(self) -> str:
         host = self._settings.advertise_host or self._settings.listen_host
-        return f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
+        return join_address(host, self._port)
 
     async def fetch(self, ticket: Ticket, keys: Sequence[BlockKey]) -> AsyncGenerator[tuple[BlockKey, Frame | None]]:
         if not ticket.endpoints:

@@ -41,7 +41,10 @@ def open_connector(settings: ConnectorSettings) -> KVConnector:
 
 def _load(path: str) -> Callable[[ConnectorSettings], KVConnector]:
     module, _, attribute = path.partition(":")
-    found = getattr(import_module(module), attribute, None)
+    try:
+        found = getattr(import_module(module), attribute, None)
+    except ImportError as error:
+        raise ValueError(f"connector {path} cannot be imported: {error}") from error
     if not callable(found):
         raise ValueError(f"there is no connector {attribute!r} in {module}")
     return cast(Callable[[ConnectorSettings], KVConnector], found)

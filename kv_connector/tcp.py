@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import zmq
 
+from kvasir.common.addresses import join_address
 from kvasir.common.errors import KVTransferError
 from kvasir.common.secrets import is_loopback
 from kvasir.kv_connector import tcp_protocol as protocol
@@ -38,8 +39,9 @@ class TcpConnector:
 
     async def open(self, source: BlockSource, max_payload_bytes: int) -> None:
         self._max_payload_bytes = max_payload_bytes
-        self._server = TcpServer(self._context, source, max_payload_bytes, self._keys, self._encryption)
-        self._port = self._server.bind(self._settings.listen_host, self._settings.listen_port)
+        server = TcpServer(self._context, source, max_payload_bytes, self._keys, self._encryption)
+        self._port = server.bind(self._settings.listen_host, self._settings.listen_port)
+        self._server = server
 
     async def close(self) -> None:
         for link, connecting in self._links.values():
@@ -52,7 +54,7 @@ class TcpConnector:
     @property
     def endpoint(self) -> str:
         host = self._settings.advertise_host or self._settings.listen_host
-        return f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
+        return join_address(host, self._port)
 
     async def fetch(self, ticket: Ticket, keys: Sequence[BlockKey]) -> AsyncGenerator[tuple[BlockKey, Frame | None]]:
         if not ticket.endpoints:

@@ -10,6 +10,7 @@ from typing import Any
 
 import zmq
 
+from kvasir.common.addresses import join_address
 from kvasir.common.secrets import is_loopback
 from kvasir.kv_connector import tcp_protocol as protocol
 from kvasir.kv_connector.base import BlockSource, TransferId
@@ -52,7 +53,7 @@ class TcpServer:
         }
 
     def bind(self, host: str, port: int) -> int:
-        """Listen there, and return the port."""
+        """Listen there, and return the port. OSError if somebody else has it."""
         socket = self._context.socket(zmq.ROUTER)
         protocol.configure(socket, protocol.MAX_REQUEST_BYTES, ":" in host)
         protocol.guard_sender(socket, self._keys, self._is_encrypted)
@@ -63,8 +64,14 @@ class TcpServer:
             socket.set(zmq.SNDBUF, _LOOPBACK_BUFFER_BYTES)
         if not self._is_encrypted:
             self._doorkeeper = Doorkeeper(self._context, protocol.USER, self._keys.password)
+        try:
+            socket.bind(f"tcp://{join_address(host, port)}")
+        except zmq.ZMQError as error:
+            socket.close(linger=0)
+            if self._doorkeeper is not None:
+                self._doorkeeper.close()
+            raise OSError(f"cannot listen on {join_address(host, port)}: {error.strerror}") from error
         self._socket = LoopSocket(socket, self._take)
-        socket.bind(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
         self._collecting = asyncio.create_task(self._collect())
         bound_to = str(socket.get_string(zmq.LAST_ENDPOINT)).rstrip("\0")
         return int(bound_to.rpartition(":")[2])

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from kvasir.common.addresses import split_address
 from kvasir.common.metrics import Metrics
 from kvasir.engine.factory import ModelInfo, build_engine
@@ -32,7 +34,8 @@ def build(
     secret: str | None,
     check_connector: Callable[[KVConnector], None],
 ) -> BuiltNode:
-    """Takes seconds: loads the model. A wrong connector is found before that."""
+    """Takes seconds: loads the model. A wrong device or connector is found before that."""
+    check_device(config.device)
     settings = connector_settings(config, secret)
     connector = open_connector(settings)
     check_connector(connector)
@@ -49,6 +52,16 @@ def build(
         vocab_size=model.vocab_size,
     )
     return BuiltNode(parts=parts, model=model)
+
+
+def check_device(name: str) -> None:
+    """ValueError if it is not here."""
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or not (number or "0").isdecimal():
+        raise ValueError(f"device must be cpu, cuda, cuda:1, ..., got {name!r}")
+    num_gpus = torch.cuda.device_count()
+    if kind == "cuda" and int(number or 0) >= num_gpus:
+        raise ValueError(f"there is no device {name} here: torch sees {num_gpus} GPUs")
 
 
 def engine_settings(config: NodeConfig, role: Literal["prefill", "decode"]) -> EngineSettings:

@@ -15,7 +15,10 @@ def prepare_process(config: NodeConfig, role: str) -> None:
     port = config.listen.rpartition(":")[2]
     configure_logging(config.log_level, f"{role}:{port}" if port != "0" else f"{role}-{os.getpid()}")
     if config.cpus:
-        os.sched_setaffinity(0, parse_cpus(config.cpus))
+        try:
+            os.sched_setaffinity(0, parse_cpus(config.cpus))
+        except (OSError, OverflowError):
+            sys.exit(f"error: --cpus {config.cpus}: none of them may be used here")
     num_threads = str(num_compute_threads(config))
     os.environ.update(
         {

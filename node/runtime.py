@@ -20,7 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from kvasir import __version__
-from kvasir.common.addresses import join_address, split_address
+from kvasir.common.addresses import join_address, split_address, why_not_bindable
 from kvasir.common.grpc_server import bind, check_listen, new_server
 from kvasir.common.secrets import cluster_secret
 from kvasir.common.status_server import Health, StatusServer
@@ -62,6 +62,7 @@ def run_node(config: NodeConfig, kind: NodeKind) -> int:
     try:
         secret = cluster_secret(os.environ, path)
         check_listen(config.listen, secret)  # now, and not after the model is loaded
+        _check_ports(config)
         log.info("loading %s", config.model)
         built = build(config, kind.name, secret, kind.check_connector)
     except (OSError, ValueError, ImportError, UnsupportedModel) as error:
@@ -69,9 +70,17 @@ def run_node(config: NodeConfig, kind: NodeKind) -> int:
         return 1
     try:
         return asyncio.run(NodeProcess(config, kind, built, secret).serve())
-    except OSError as error:  # a port that somebody else has
+    except OSError as error:  # a port that somebody has taken meanwhile
         log.error("cannot start: %s", error)
         return 1
+
+
+def _check_ports(config: NodeConfig) -> None:
+    """OSError if one of them cannot be listened on."""
+    metrics = join_address(split_address(config.listen)[0], config.metrics_port)
+    for option, address in (("listen", config.listen), ("metrics-port", metrics), ("kv-listen", config.kv_listen)):
+        if address and (reason := why_not_bindable(*split_address(address))):
+            raise OSError(f"cannot listen on {address} (--{option}): {reason}")
 
 
 def _leave(number: int, _: object) -> None:
@@ -93,7 +102,11 @@ class NodeProcess:
             asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
         async with AsyncExitStack() as stack:
             node = self._kind.make_node(self._built.parts)
-            await node.start()
+            try:
+                await node.start()
+            except ValueError as error:  # of the connector: it cannot be what it was told to be
+                log.error("cannot start: %s", error)
+                return 1
             stack.push_async_callback(node.close)
             description = await self._start_servers(node, stack)
             watch = asyncio.create_task(self._keep_health(node))

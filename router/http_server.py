@@ -11,6 +11,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from kvasir.common.addresses import join_address
 from kvasir.router.http_bounds import HttpBounds
 from kvasir.router.http_chunks import Outbox
 from kvasir.router.http_patience import PatientHttpProtocol
@@ -107,7 +108,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-    except OSError:
+    except OSError as error:
         listener.close()
-        raise
+        raise OSError(f"cannot listen on {join_address(host, port)}: {error.strerror or error}") from error
     return listener

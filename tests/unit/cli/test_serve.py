@@ -15,11 +15,12 @@ from kvasir.cli import local_redis, serve
 from kvasir.cli.child import ChildSpec
 from kvasir.cli.cluster_plan import STOP_NODES, STOP_ROUTER
 from kvasir.cli.http_probe import http_status
-from kvasir.cli.ports import free_ports, why_not_bindable
+from kvasir.cli.ports import free_ports
 from kvasir.cli.serve import CannotStart, find_model, prepare, run
 from kvasir.cli.serve_config import ServeConfig
 from kvasir.cli.serve_output import Output, banner
 from kvasir.cli.supervisor import ClusterFailed, Supervisor
+from kvasir.common.addresses import why_not_bindable
 
 SRC = str(Path(__file__).parents[3] / "src")
 DEADLINE_S = 60.0

@@ -23,7 +23,7 @@ def test_an_unknown_name_lists_the_choices() -> None:
 def test_a_path_that_leads_nowhere() -> None:
     with pytest.raises(ValueError, match=r"no connector 'Nix' in kvasir\.kv_connector\.memory"):
         open_connector(ConnectorSettings(name="kvasir.kv_connector.memory:Nix"))
-    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+    with pytest.raises(ValueError, match="no_such_package:Thing cannot be imported: No module named 'no_such_package'"):
         open_connector(ConnectorSettings(name="no_such_package:Thing"))
 
 

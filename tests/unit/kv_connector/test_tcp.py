@@ -16,6 +16,7 @@ from kvasir.kv_connector import tcp_server
 from kvasir.kv_connector.base import Endpoint, Ticket, TransferId
 from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.settings import ConnectorSettings
+from kvasir.kv_connector.tcp import TcpConnector
 from kvasir.kv_connector.testing import LARGE, SMALL, Node, Pair, open_node, pairs_of, random_keys, until
 
 SECRET = "a secret of the tests"
@@ -184,6 +185,16 @@ async def test_a_restarted_sender_at_the_same_address_does_not_know_the_ticket()
             transfer.progress(4, committed=True)
             assert (await transfer.done()).missing == (2, 3)
             assert receiver.metrics.misses == {MissReason.ABSENT: 2}
+
+
+async def test_a_port_that_somebody_else_has_leaves_nothing_open() -> None:
+    async with open_node(SETTINGS) as node:
+        taken = replace(SETTINGS, listen_port=int(node.connector.endpoint.rpartition(":")[2]))
+        connector = TcpConnector(taken)
+        with pytest.raises(OSError, match=r"cannot listen on 127.0.0.1:\d+: Address already in use"):
+            await connector.open(node.sender, 1000)
+        async with asyncio.timeout(DEADLINE_S):
+            await connector.close()
 
 
 async def test_nobody_at_the_address() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -224,7 +225,10 @@ def test_what_is_sick_and_what_is_only_busy() -> None:
     [
         ({"listen": "0.0.0.0:0"}, "wants a cluster secret"),
         ({"connector": "pigeon"}, "unknown connector"),
-        ({"cluster_secret_file": "/no/such/file"}, "No such file"),
+        ({"cluster_secret_file": "/no/such/file"}, "the cluster secret in /no/such/file cannot be read: No such file"),
+        ({"connector": "no.such:Thing"}, "connector no.such:Thing cannot be imported: No module named 'no'"),
+        ({"device": "cuda:64"}, "there is no device cuda:64 here: torch sees"),
+        ({"device": "gpu"}, "device must be cpu, cuda, cuda:1, ..., got 'gpu'"),
         ({"connector": "memory"}, "/no/such/model"),
     ],
 )
@@ -232,10 +236,26 @@ def test_what_cannot_start_says_why_and_exits_with_1(
     options: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KVASIR_CLUSTER_SECRET", raising=False)
+    assert exit_status_of(**{"listen": "127.0.0.1:0", "metrics_port": 0, **options}) == 1
+    assert words in caplog.text
+
+
+def test_a_taken_port_is_found_before_the_model_is_loaded(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        taken = f"127.0.0.1:{port}"
+        for options, option in (({"listen": taken}, "listen"), ({"kv_listen": taken}, "kv-listen")):
+            assert exit_status_of(metrics_port=0, **{"listen": "127.0.0.1:0", **options}) == 1
+            assert f"cannot start: cannot listen on {taken} (--{option}): Address already in use" in caplog.text
+        assert exit_status_of(listen="127.0.0.1:0", metrics_port=port) == 1
+        assert "(--metrics-port): Address already in use" in caplog.text
+    assert "loading" not in caplog.text
+
+
+def exit_status_of(**options: Any) -> int:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        assert run_node(DecodeConfig(model="/no/such/model", **options), KIND) == 1  # type: ignore[arg-type]
+        return run_node(DecodeConfig(model="/no/such/model", **options), KIND)  # type: ignore[arg-type]
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    assert words in caplog.text
