@@ -56,8 +56,7 @@ class LlamaForCausalLM:
         residual = torch.nn.functional.embedding(batch.token_ids, self._embedding)
         if self.config.embedding_scale != 1:
             residual *= torch.tensor(self.config.embedding_scale, dtype=residual.dtype)
-        hidden = self._recorded(torch.zeros_like(residual), residual, batch, kv_cache)
-        return residual.add_(hidden)
+        return self._recorded(residual, batch, kv_cache)
 
     def _through_layers(self, hidden: Tensor, residual: Tensor, batch: BatchInputs, kv_cache: Tensor) -> Tensor:
         for layer in self._layers:

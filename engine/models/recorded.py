@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir.engine.batch import BatchInputs
@@ -34,18 +36,19 @@ Layers = Callable[[Tensor, Tensor, BatchInputs, Tensor], Tensor]  # hidden, resi
 class _Recorded:
     """The memory that the recording reads and writes, and the recording."""
 
-    hidden: Tensor  # [R, C]
+    nothing: Tensor  # [R, C], what is to be added to residual at first
     residual: Tensor  # [R, C]
-    batch: BatchInputs  # of R sequences
-    out: Tensor  # [R, C]
+    inputs: list[NDArray[Any]]  # `_inputs` of residual and of a batch of R sequences
+    out: Tensor  # [R, C], what is to be added to residual at last
     recording: "Recording"
+
+    def fill(self, residual: Tensor, batch: BatchInputs) -> None:
+        for mine, given in zip(self.inputs, _inputs(residual, batch), strict=True):
+            mine[tuple(map(slice, given.shape))] = given  # what lies behind the blocks of a sequence is never looked at
 
 
 class RecordedLayers:
-    """As `layers`: hidden [T, C], given and returned, is still to be added to residual [T, C].
-
-    What it returns holds until the next call.
-    """
+    """residual [T, C], the embedded tokens -> what comes out behind `layers`: their residual and their hidden, added"""
 
     def __init__(self, layers: Layers) -> None:
         self._layers = layers
@@ -54,17 +57,16 @@ class RecordedLayers:
         self._is_recordable = True
         self.num_recorded = 0  # so far
 
-    def __call__(self, hidden: Tensor, residual: Tensor, batch: BatchInputs, kv_cache: Tensor) -> Tensor:
+    def __call__(self, residual: Tensor, batch: BatchInputs, kv_cache: Tensor) -> Tensor:
+        """residual may be changed"""
         recorded = self._recorded(residual, batch, kv_cache) if _is_decode_on_cpu(residual, batch) else None
         if recorded is None:
-            return self._layers(hidden, residual, batch, kv_cache)
+            hidden = self._layers(torch.zeros_like(residual), residual, batch, kv_cache)
+            return residual.add_(hidden)
         num_tokens = len(residual)
-        recorded.hidden[:num_tokens] = hidden
-        recorded.residual[:num_tokens] = residual
-        _fill(recorded.batch, batch)
+        recorded.fill(residual, batch)
         recorded.recording.run(num_tokens)
-        residual.copy_(recorded.residual[:num_tokens])
-        return recorded.out[:num_tokens]
+        return recorded.residual[:num_tokens] + recorded.out[:num_tokens]
 
     def _recorded(self, residual: Tensor, batch: BatchInputs, kv_cache: Tensor) -> _Recorded | None:
         """One that has room for the batch; made where there is none."""
@@ -88,7 +90,7 @@ class RecordedLayers:
         if self._buffers is None:
             self._buffers = Buffers()
         room = max(_power_of_two(len(residual)), _LEAST_ROOM)
-        hidden, own_residual = residual.new_zeros(2, room, residual.shape[1])
+        nothing, own_residual = residual.new_zeros(2, room, residual.shape[1])
         own_batch = _with_room(batch, room, width)
         traces = []
         try:
@@ -96,7 +98,7 @@ class RecordedLayers:
                 out = None  # its place is free for the next
                 few = _first(own_batch, num_rows)
                 with record(self._buffers, num_rows, room) as steps:
-                    out = self._layers(hidden[:num_rows], own_residual[:num_rows], few, kv_cache)
+                    out = self._layers(nothing[:num_rows], own_residual[:num_rows], few, kv_cache)
                 traces.append(steps)
             recording = Recording(traces[1], with_one_less=traces[0])
         except NotRecordable as reason:
@@ -105,7 +107,7 @@ class RecordedLayers:
             return None
         assert out is not None
         self.num_recorded += 1
-        return _Recorded(hidden, own_residual, own_batch, out, recording)
+        return _Recorded(nothing, own_residual, _inputs(own_residual, own_batch), out, recording)
 
 
 def _is_decode_on_cpu(residual: Tensor, batch: BatchInputs) -> bool:
@@ -142,11 +144,7 @@ def _first(batch: BatchInputs, num_sequences: int) -> BatchInputs:
     )
 
 
-def _fill(own: BatchInputs, batch: BatchInputs) -> None:
-    num_sequences, num_blocks = batch.block_tables.shape
-    for mine, given in zip(own.ropes, batch.ropes, strict=True):
-        mine[0][:num_sequences] = given[0]
-        mine[1][:num_sequences] = given[1]
-    own.slot_mapping[:num_sequences] = batch.slot_mapping
-    own.block_tables[:num_sequences, :num_blocks] = batch.block_tables  # what lies behind is never looked at
-    own.seq_lens[:num_sequences] = batch.seq_lens
+def _inputs(residual: Tensor, batch: BatchInputs) -> list[NDArray[Any]]:
+    """What the layers read, as arrays in the same memory: torch takes several times as long to copy so little."""
+    ropes = [part for rope in batch.ropes for part in rope]
+    return [each.numpy() for each in (residual, *ropes, batch.slot_mapping, batch.block_tables, batch.seq_lens)]

@@ -5,6 +5,7 @@ float32, float16, int8 or pairs of 4 bits; they become float32 on their way into
 """
 
 import platform
+from collections.abc import Sequence
 from typing import Any
 
 from kvasir.kernels.cpu.compiling import CPU_FEATURES, IS_WIDE, cgutils, intrinsic, ir, types
@@ -31,13 +32,14 @@ def input_bytes(kind: Any) -> int:
 
 @intrinsic
 def multiply_panel(
-    typing: Any, x: Any, x_stride: Any, num_rows: Any, panel: Any, address: Any, scales: Any, first: Any, count: Any,
-    ahead: Any, ahead_step: Any, border: Any, behind: Any, sums: Any,
+    typing: Any, x: Any, x_stride: Any, num_rows: Any, panel: Any, address: Any, scales: Any, scale_bytes: Any,
+    group_size: Any, num_inputs: Any, ahead: Any, ahead_step: Any, border: Any, behind: Any, sums: Any,
 ) -> Any:  # fmt: skip
-    """sums[R, PANEL] += x[R, first : first + count] @ panel[first : first + count], by address. R <= ROWS[-1]
+    """sums[R, PANEL] = x[R] @ panel, by address. R <= ROWS[-1]
 
     x_stride: floats a row                    panel: any array of the panels' type; `address` is the panel's own
-    scales:   address of PANEL float16 scales (and of PANEL zeros behind them, for 4 bits) of these inputs
+    scales:   address of PANEL float16 scales (and of PANEL zeros behind them, for 4 bits) of the first group of inputs,
+              `scale_bytes` further those of the next
     ahead:    address to fetch into the cache, `ahead_step` bytes further with each input; from input `border` on,
               the address `behind`, and further with each
     sums:     R rounded up to ROWS is written; the rows behind R repeat the last
@@ -46,10 +48,10 @@ def multiply_panel(
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         num_rows = arguments[2]
-        *others, ahead, ahead_step, border, behind, sums = arguments
+        x, x_stride, _, _, panel, scales, scale_bytes, group_size, num_inputs, *fetched, sums = arguments
         tile = _Tile(
-            builder, kind, *others[:3], *others[4:],
-            sums=sums, ahead=ahead, ahead_step=ahead_step, border=border, behind=behind,
+            builder, kind, x, x_stride, num_rows, panel, scales, _NOTHING, num_inputs, sums=sums,
+            fetched=fetched, scale_bytes=scale_bytes, group_size=group_size,
         )  # fmt: skip
         done = builder.append_basic_block("done")
         for rows in ROWS:
@@ -64,7 +66,7 @@ def multiply_panel(
         return context.get_dummy_value()
 
     i64 = types.int64
-    return types.void(i64, i64, i64, panel, *[i64] * 9), codegen
+    return types.void(i64, i64, i64, panel, *[i64] * 10), codegen
 
 
 @intrinsic
@@ -105,32 +107,58 @@ class _Tile:
     """Writes the LLVM code of one tile."""
 
     def __init__(self, builder: Any, kind: Any, x: Any, x_stride: Any, num_rows: Any, panel: Any, scales: Any,
-                 first: Any, count: Any, *, sums: Any, ahead: Any = _NOTHING, ahead_step: Any = _NOTHING,
-                 border: Any = _NOTHING, behind: Any = _NOTHING) -> None:  # fmt: skip
+                 first: Any, count: Any, *, sums: Any, fetched: Sequence[Any] = (), scale_bytes: Any = _NOTHING,
+                 group_size: Any = _NOTHING) -> None:  # fmt: skip
         self._builder, self._kind = builder, kind
         self._x, self._x_stride, self._num_rows = x, x_stride, num_rows
         self._panel, self._scales, self._first, self._count, self._sums = panel, scales, first, count, sums
-        self._ahead, self._ahead_step, self._border, self._behind = ahead, ahead_step, border, behind
+        self._fetched, self._scale_bytes, self._group_size = fetched, scale_bytes, group_size
 
     def multiply(self, rows: int) -> None:
-        builder, unroll = self._builder, _UNROLL.get(rows, 1)
+        builder, has_groups = self._builder, self._kind in (_INT8, _INT4)
         x_rows = [self._row(r) for r in range(rows)]
-        zero = self._half_vector(2 * PANEL) if self._kind == _INT4 else None
-        cells = [[cgutils.alloca_once(builder, _VECTOR) for _ in range(unroll)] for _ in range(rows)]
+        cells = [[cgutils.alloca_once(builder, _VECTOR) for _ in range(_UNROLL.get(rows, 1))] for _ in range(rows)]
+        totals = [cgutils.alloca_once(builder, _VECTOR) for _ in range(rows)] if has_groups else []
+        for cell in totals:
+            builder.store(ir.Constant(_VECTOR, None), cell)
+        if has_groups:
+            scales = cgutils.alloca_once_value(builder, self._scales)
+            with cgutils.for_range_slice(builder, _NOTHING, self._count, self._group_size, intp=_I64) as (first, _):
+                rest = builder.sub(self._count, first)
+                is_last = builder.icmp_signed("<", rest, self._group_size)
+                count = builder.select(is_last, rest, self._group_size)
+                self._multiply_group(x_rows, first, count, builder.load(scales), cells, totals)
+                builder.store(builder.add(builder.load(scales), self._scale_bytes), scales)
+        else:
+            self._add_inputs(x_rows, _NOTHING, self._count, None, cells)
+        for r, row in enumerate(cells):
+            total = builder.load(totals[r]) if has_groups else self._total(row)
+            builder.store(total, self._at(self._sums, 4 * PANEL * r, _VECTOR), align=4)
+
+    def _multiply_group(self, x_rows: list[Any], first: Any, count: Any, scales: Any, cells: list[list[Any]],
+                        totals: list[Any]) -> None:  # fmt: skip
+        builder = self._builder
+        zero = self._half_vector(scales, 2 * PANEL) if self._kind == _INT4 else None
+        self._add_inputs(x_rows, first, count, zero, cells)
+        scale = self._half_vector(scales, 0)
+        for row, total in zip(cells, totals, strict=True):
+            scaled = builder.fmul(self._total(row), scale, flags=_FUSE)
+            builder.store(builder.fadd(builder.load(total), scaled, flags=_FUSE), total)
+
+    def _add_inputs(self, x_rows: list[Any], first: Any, count: Any, zero: Any, cells: list[list[Any]]) -> None:
+        """cells[r] = x[r, first : first + count] @ panel[first : first + count], in several parts"""
+        builder, unroll = self._builder, len(cells[0])
         for cell in (cell for row in cells for cell in row):
             builder.store(ir.Constant(_VECTOR, None), cell)
-        border = builder.add(self._first, builder.and_(self._count, ir.Constant(_I64, -unroll)))
-        with cgutils.for_range_slice(builder, self._first, border, ir.Constant(_I64, unroll), intp=_I64) as (k, _):
+        border = builder.add(first, builder.and_(count, ir.Constant(_I64, -unroll)))
+        with cgutils.for_range_slice(builder, first, border, ir.Constant(_I64, unroll), intp=_I64) as (k, _):
             self._prefetch(k, unroll)
             for u in range(unroll):
                 self._add(x_rows, builder.add(k, ir.Constant(_I64, u)), zero, [row[u] for row in cells])
         if unroll > 1:
-            end = builder.add(self._first, self._count)
+            end = builder.add(first, count)
             with cgutils.for_range_slice(builder, border, end, ir.Constant(_I64, 1), intp=_I64) as (k, _):
                 self._add(x_rows, k, zero, [row[0] for row in cells])
-        scale = self._half_vector(0) if self._kind in (_INT8, _INT4) else None
-        for r, row in enumerate(cells):
-            self._finish(row, scale, self._at(self._sums, 4 * PANEL * r, _VECTOR))
 
     def multiply_beside(self, others: list["_Tile"]) -> None:
         """All of these panels with the same rows; their sums take turns."""
@@ -154,8 +182,8 @@ class _Tile:
 
     def expand(self) -> None:
         builder = self._builder
-        zero = self._half_vector(2 * PANEL) if self._kind == _INT4 else None
-        scale = self._half_vector(0) if self._kind in (_INT8, _INT4) else None
+        zero = self._half_vector(self._scales, 2 * PANEL) if self._kind == _INT4 else None
+        scale = self._half_vector(self._scales, 0) if self._kind in (_INT8, _INT4) else None
         start, one = ir.Constant(_I64, 0), ir.Constant(_I64, 1)
         with cgutils.for_range_slice(builder, start, self._count, one, intp=_I64) as (k, _):
             weights = self._load_weights(builder.add(self._first, k), zero)
@@ -164,14 +192,12 @@ class _Tile:
             place = builder.add(self._sums, builder.mul(k, ir.Constant(_I64, 4 * PANEL)))
             builder.store(weights, self._at(place, 0, _VECTOR), align=4)
 
-    def _finish(self, cells: list[Any], scale: Any, place: Any) -> None:
+    def _total(self, cells: list[Any]) -> Any:
         builder = self._builder
         total = builder.load(cells[0])
         for cell in cells[1:]:
             total = builder.fadd(total, builder.load(cell))
-        if scale is not None:
-            total = builder.fmul(total, scale, flags=_FUSE)
-        builder.store(builder.fadd(builder.load(place, align=4), total, flags=_FUSE), place, align=4)
+        return total
 
     def _row(self, r: int) -> Any:
         builder = self._builder
@@ -215,8 +241,8 @@ class _Tile:
         order = ir.Constant(ir.VectorType(_I32, PANEL), list(range(PANEL)))
         return builder.fsub(builder.sitofp(builder.shuffle_vector(low, high, order), _VECTOR), zero)
 
-    def _half_vector(self, offset: int) -> Any:
-        halves = self._builder.load(self._at(self._scales, offset, ir.VectorType(_HALF, PANEL)), align=2)
+    def _half_vector(self, scales: Any, offset: int) -> Any:
+        halves = self._builder.load(self._at(scales, offset, ir.VectorType(_HALF, PANEL)), align=2)
         return self._builder.fpext(halves, _VECTOR)
 
     def _prefetch(self, k: Any, num_inputs: int) -> None:
@@ -225,10 +251,11 @@ class _Tile:
         function = builder.module.globals.get("llvm.prefetch.p0") or ir.Function(
             builder.module, ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32]), "llvm.prefetch.p0"
         )
-        steps = builder.sub(k, self._border)
+        ahead, ahead_step, border, behind = self._fetched
+        steps = builder.sub(k, border)
         is_behind = builder.icmp_signed(">=", steps, ir.Constant(_I64, 0))
-        start, steps = builder.select(is_behind, self._behind, self._ahead), builder.select(is_behind, steps, k)
-        place = builder.add(start, builder.mul(steps, self._ahead_step))
+        start, steps = builder.select(is_behind, behind, ahead), builder.select(is_behind, steps, k)
+        place = builder.add(start, builder.mul(steps, ahead_step))
         for line in range(0, num_inputs * input_bytes(self._kind), 64):
             address = builder.inttoptr(builder.add(place, ir.Constant(_I64, line)), pointer)
             builder.call(function, [address, *(ir.Constant(_I32, value) for value in (0, 3, 1))])

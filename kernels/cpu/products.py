@@ -30,16 +30,10 @@ def rows_of_tile(num_left: Any) -> Any:
 def _tile(x: Any, t: Any, rows: Any, panels: Any, panel: Any, scales: Any, scale_bytes: Any, group_size: Any,
           ahead: Any, ahead_step: Any, border: Any, behind: Any, sums: Any) -> None:  # fmt: skip
     """sums[r] = x[t + r] @ the panel at this address"""
-    num_inputs = x.shape[1]
-    for r in range(_MOST_ROWS):
-        for c in range(PANEL):
-            sums[r, c] = 0
-    for first in range(0, num_inputs, group_size):
-        multiply_panel(
-            x.ctypes.data + t * x.strides[0], x.strides[0] // 4, rows, panels, panel, scales, first,
-            min(group_size, num_inputs - first), ahead, ahead_step, border, behind, sums.ctypes.data,
-        )  # fmt: skip
-        scales += scale_bytes
+    multiply_panel(
+        x.ctypes.data + t * x.strides[0], x.strides[0] // 4, rows, panels, panel, scales, scale_bytes, group_size,
+        x.shape[1], ahead, ahead_step, border, behind, sums.ctypes.data,
+    )  # fmt: skip
 
 
 @compiled

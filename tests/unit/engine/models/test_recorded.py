@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from kvasir.engine.batch import build_batch
+from kvasir.engine.batch import BatchInputs, build_batch
 from kvasir.engine.blocks import BlockId
 from kvasir.engine.kv_cache import KVCache, kv_layout
 from kvasir.engine.models import read_model_config
@@ -35,13 +36,9 @@ def test_recorded_steps_equal_the_others(tmp_path: Path, kind: str, is_recordabl
     caches = filled.clone(), filled.clone()
     for num_seqs, context in STEPS:
         batch = build_batch([_next_token(s, context) for s in range(num_seqs)], BLOCK_SIZE, tables, CPU)
-        hidden = torch.zeros(num_seqs, config.hidden_size)
-        residuals = [torch.randn(num_seqs, config.hidden_size)] * 2
-        residuals = [residual.clone() for residual in residuals]
-        plain = model._through_layers(hidden.clone(), residuals[0], batch, caches[0])
-        recorded = model._recorded(hidden.clone(), residuals[1], batch, caches[1])
-        assert torch.equal(plain, recorded)
-        assert torch.equal(*residuals)
+        residual = torch.randn(num_seqs, config.hidden_size)
+        plain = behind_layers(model, residual, batch, caches[0])
+        assert torch.equal(plain, model._recorded(residual, batch, caches[1]))
         assert torch.equal(*caches)
     widths = {1, 2, 4, 8, 16}  # of block tables, rounded up: one recording each, with room for 8 sequences
     assert model._recorded.num_recorded == (len(widths) if is_recordable else 0)
@@ -64,8 +61,8 @@ def test_a_batch_of_any_size_runs_from_what_was_recorded(tmp_path: Path) -> None
             chunks = [_next_token(s, 9 + s % 7) for s in range(num_seqs)]
             batch = build_batch(chunks, BLOCK_SIZE, tables, CPU)
             residual = torch.randn(num_seqs, config.hidden_size)
-            plain = model._through_layers(torch.zeros_like(residual), residual.clone(), batch, caches[0])
-            assert torch.equal(plain, model._recorded(torch.zeros_like(residual), residual, batch, caches[1]))
+            plain = behind_layers(model, residual, batch, caches[0])
+            assert torch.equal(plain, model._recorded(residual, batch, caches[1]))
             assert torch.equal(*caches)
         assert model._recorded.num_recorded == 4
 
@@ -80,10 +77,10 @@ def test_another_cache_at_the_same_place_is_another_recording(tmp_path: Path) ->
     for block_size in (BLOCK_SIZE, 2 * BLOCK_SIZE):
         shape = (-1, *cache.shape[1:4], block_size, config.head_dim)
         batch = build_batch([_next_token(0, 6)], block_size, tables, CPU)
-        hidden, residual = torch.zeros(1, config.hidden_size), torch.randn(1, config.hidden_size)
+        residual = torch.randn(1, config.hidden_size)
         batch = replace(batch, block_tables=batch.block_tables.new_tensor([[0, 1]]))  # as wide for both
-        plain = model._through_layers(hidden.clone(), residual.clone(), batch, cache.clone().view(shape))
-        assert torch.equal(plain, model._recorded(hidden, residual, batch, cache.view(shape)))
+        plain = behind_layers(model, residual, batch, cache.clone().view(shape))
+        assert torch.equal(plain, model._recorded(residual, batch, cache.view(shape)))
 
 
 @torch.inference_mode()
@@ -94,8 +91,15 @@ def test_layers_that_call_torch_run_as_they_are(tmp_path: Path) -> None:
     layers = RecordedLayers(lambda hidden, residual, batch, kv_cache: residual * 2)
     for _ in range(2):
         residual = torch.randn(1, 8)
-        assert torch.equal(layers(torch.zeros(1, 8), residual, batch, torch.zeros(1)), residual * 2)
+        assert torch.equal(layers(residual.clone(), batch, torch.zeros(1)), residual * 3)
     assert layers.num_recorded == 0
+
+
+def behind_layers(model: Any, residual: torch.Tensor, batch: BatchInputs, cache: torch.Tensor) -> torch.Tensor:
+    """Loop by loop."""
+    residual = residual.clone()
+    hidden: torch.Tensor = model._through_layers(torch.zeros_like(residual), residual, batch, cache)
+    return residual + hidden
 
 
 def _next_token(s: int, context: int) -> Chunk:
