@@ -14,6 +14,7 @@ from kvasir.bench.timeline import percentile
 from kvasir.bench.trend import Trend, trend
 
 _MS, _MIB = 1e3, 1 << 20
+_REFUSED = ("HTTP 429", "HTTP 503")  # there are too many, says the service
 _WARM_UP_SHARE = 1 / 3  # of the soak: memory may still fill before
 
 
@@ -75,9 +76,11 @@ def judge(findings: Findings, limits: CheckLimits) -> list[Verdict]:
     outcomes = findings.outcomes
     errors = [outcome.error for outcome in outcomes if outcome.timeline is None]
     num_empty = sum(outcome.timeline is not None and not outcome.text for outcome in outcomes)
+    num_refused = sum(error.startswith(_REFUSED) for error in errors)
+    refused = f", {num_refused} of them refused (429 or 503)" if num_refused else ""
     first = ": " + " ".join(errors[0][:100].replace("|", "/").split()) if errors else ""
     return [
-        Verdict("errors", not errors, f"{len(errors)} of {len(outcomes)}{first}", "0"),
+        Verdict("errors", not errors, f"{len(errors)} of {len(outcomes)}{refused}{first}", "0"),
         Verdict("empty answers", num_empty == 0, f"{num_empty} of {len(outcomes)}", "0"),
         _judge_p99(findings, limits),
         _judge_growth("latency", trend(findings.latency_samples()), limits.latency_growth, _MS, "ms"),

@@ -71,6 +71,13 @@ async def test_errors_fail_and_metrics_that_are_not_there_are_named(scripted: Sc
     assert "| growth of memory of 127.0.0.1:9, soak | not measured |" in page
 
 
+async def test_refusals_are_told_from_other_errors(scripted: ScriptedServer, tmp_path: Path) -> None:
+    scripted.status = 503
+    assert await check(scripted, tmp_path, "--soak-concurrency", "1") == 1
+    num, page = len(scripted.bodies), (tmp_path / "check.md").read_text()
+    assert f"| {num} of {num}, {num} of them refused (429 or 503): HTTP 503" in page
+
+
 def soaked(latencies_s: list[float]) -> Findings:
     outcomes = tuple(
         Outcome(
