@@ -6,17 +6,15 @@ long as the client has asked for.
 """
 
 import asyncio
-import re
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 
 from kvasir.common.errors import Overloaded
-from kvasir.router.openai.errors import HttpError, error_body
+from kvasir.router.openai.errors import error_body
+from kvasir.router.openai.event_ids import EventId, Numbering, parse_event_id
 from kvasir.router.openai.sse import EventStream, event
 from kvasir.router.openai.tape import StreamLog, StreamOrigin, TakenStream, not_kept
-
-_EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,128}):([0-9]{1,18})")
 
 
 def _nothing() -> None:
@@ -27,8 +25,15 @@ class KeptStream:
     """Reads its source to the end, whether somebody listens or not, and ends it when nobody has for too long."""
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], close: Callable[[], Awaitable[None]], grace_s: float, max_bytes: int
+        self,
+        events: AsyncGenerator[bytes, None],
+        close: Callable[[], Awaitable[None]],
+        grace_s: float,
+        max_bytes: int,
+        numbering: Numbering,
     ) -> None:
+        """`events`: those that `numbering` numbers."""
+        self.numbering = numbering
         self._grace_s = grace_s
         self._max_bytes = max_bytes
         self._events: deque[bytes] = deque()
@@ -45,9 +50,10 @@ class KeptStream:
         """Called once: nobody has come back in time, or another process goes on with it."""
         self._on_forgotten = callback
 
-    def has(self, number: int) -> bool:
+    def has(self, event_id: EventId) -> bool:
         """Whether the events after this one are all there (to come)."""
-        return self._num_dropped <= number <= self._num_dropped + len(self._events)
+        is_there = self._num_dropped <= event_id.number <= self._num_dropped + len(self._events)
+        return is_there and self.numbering.knows(event_id)
 
     async def left(self) -> None:
         """A reader less."""
@@ -155,7 +161,7 @@ class KeptStreams:
     def keep(
         self,
         owner: str,
-        response_id: str,
+        numbering: Numbering,
         events: AsyncGenerator[bytes, None],
         close: Callable[[], Awaitable[None]],
         grace_s: float,
@@ -163,15 +169,16 @@ class KeptStreams:
         last_event: int = 0,
     ) -> EventStream:
         """The answer to the client that began it, or goes on with it behind the last event that it has."""
-        stream = KeptStream(events, close, min(grace_s, self._max_grace_s), self._max_bytes)
-        self._streams[owner, response_id] = stream
+        stream = KeptStream(events, close, min(grace_s, self._max_grace_s), self._max_bytes, numbering)
+        key = owner, numbering.response_id
+        self._streams[key] = stream
         self._num_taken[owner] += 1
-        stream.when_forgotten(lambda: self._forget((owner, response_id), stream, log))
+        stream.when_forgotten(lambda: self._forget(key, stream, log))
         return EventStream(stream.read(after=last_event), close=stream.left)
 
-    def is_coming(self, owner: str, response_id: str) -> bool:
-        stream = self._streams.get((owner, response_id))
-        return stream is not None and not stream.is_over
+    def is_coming(self, owner: str, event_id: EventId) -> bool:
+        stream = self._streams.get((owner, event_id.response_id))
+        return stream is not None and not stream.is_over and stream.numbering.knows(event_id)
 
     def new_log(self, owner: str, origin: StreamOrigin, grace_s: float) -> StreamLog | None:
         """Where a stream of this process is noted for the case that it dies; None: nowhere."""
@@ -179,11 +186,11 @@ class KeptStreams:
 
     def events(self, owner: str, last_event_id: str) -> AsyncGenerator[bytes, None]:
         """Those behind the last that a client has. 404 if there is nothing to go on with: it has to begin anew."""
-        response_id, last_event = parse_event_id(last_event_id)
-        stream = self._streams.get((owner, response_id))
-        if stream is None or not stream.has(last_event):
+        event_id = parse_event_id(last_event_id)
+        stream = self._streams.get((owner, event_id.response_id))
+        if stream is None or not stream.has(event_id):
             raise not_kept()
-        return stream.read(after=last_event)
+        return stream.read(after=event_id.number)
 
     async def resume(self, owner: str, last_event_id: str, endpoint: str) -> EventStream | TakenStream:
         """The answer to a client that has come back, or what to make it of."""
@@ -199,27 +206,3 @@ class KeptStreams:
     async def close(self) -> None:
         for stream in list(self._streams.values()):
             await stream.close()
-
-
-def parse_event_id(event_id: str) -> tuple[str, int]:
-    match = _EVENT_ID.fullmatch(event_id)
-    if match is None:
-        raise HttpError(400, "Last-Event-ID is not the id of an event of a stream", "invalid_event_id")
-    return match[1], int(match[2])
-
-
-class Numbering:
-    """Gives each event an id that names the stream and the place in it."""
-
-    def __init__(self, response_id: str) -> None:
-        self._head = f"id: {response_id}:".encode()
-        self.number = 0  # of the last event
-
-    def numbered(self, one: bytes) -> bytes:
-        self.number += 1
-        return b"%b%d\n%b" % (self._head, self.number, one)
-
-    async def all(self, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        async with aclosing(events):
-            async for one in events:
-                yield self.numbered(one)

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from kvasir.router.openai.errors import HttpError
-from kvasir.router.openai.kept_streams import KeptStreams, parse_event_id
+from kvasir.router.openai.event_ids import parse_event_id
+from kvasir.router.openai.kept_streams import KeptStreams
 from kvasir.router.openai.sse import EventStream
 from kvasir.router.openai.tape import StreamLog, StreamOrigin, TakenStream
 
@@ -46,7 +47,7 @@ class NotedStreams(KeptStreams):
 
     async def resume(self, owner: str, last_event_id: str, endpoint: str) -> EventStream | TakenStream:
         """Whoever has it may be about to die, or to go on with it: then this is asked again, for a while."""
-        response_id, last_event = parse_event_id(last_event_id)
+        event_id = parse_event_id(last_event_id)
         end_s = asyncio.get_running_loop().time() + _FOUND_WITHIN_S
         while True:
             try:
@@ -55,12 +56,14 @@ class NotedStreams(KeptStreams):
                 if error.status != 404:
                     raise
                 found: TakenStream | bool = True  # here, where it has not come so far again
-                if not self.is_coming(owner, response_id):
+                if not self.is_coming(owner, event_id):
                     for resumed in self._elsewhere:
                         stream = await resumed(owner, last_event_id)
                         if stream is not None:
                             return stream
-                    found = await self._notes.take(owner, response_id, last_event, endpoint)
+                    if event_id.branch:
+                        raise
+                    found = await self._notes.take(owner, event_id.response_id, event_id.number, endpoint)
                 if isinstance(found, TakenStream):
                     return found
                 if not found or asyncio.get_running_loop().time() > end_s:

@@ -199,6 +199,7 @@ class RedisStreamLog:
         self._origin = origin
         self._grace_s = grace_s
         self._holder = holder  # is us, and nobody else
+        self.branch = ""
         self._num_noted = 0  # lines
         self._num_bytes = 0
         self._is_noted = True
@@ -249,6 +250,7 @@ class RedisStreamLog:
         return True
 
     def _give_up(self, why: str) -> None:
+        self.branch = self._holder
         self.forget()
         self._notes.failed(why)
 

@@ -20,7 +20,8 @@ from kvasir.router.openai.bodies import Bodies
 from kvasir.router.openai.body import read_body
 from kvasir.router.openai.client_gone import ClientGone, unless_gone
 from kvasir.router.openai.errors import error_response, json_response
-from kvasir.router.openai.kept_streams import KeptStreams, Numbering, parse_event_id
+from kvasir.router.openai.event_ids import Numbering, parse_event_id
+from kvasir.router.openai.kept_streams import KeptStreams
 from kvasir.router.openai.models import GenerationBody
 from kvasir.router.openai.opening import Opening
 from kvasir.router.openai.sse import HEARTBEAT_S, EventStream
@@ -83,7 +84,7 @@ class Serving:
     async def _resume(self, request: Request, endpoint: Endpoint[B], last_event_id: str) -> Response:
         try:
             await read_body(request, self._max_request_bytes)
-            if not parse_event_id(last_event_id)[0].startswith(endpoint.id_prefix):
+            if not parse_event_id(last_event_id).response_id.startswith(endpoint.id_prefix):
                 raise not_kept()  # there: it is another endpoint's
             found = await self._streams.resume(current_tenant.get().owner, last_event_id, endpoint.name)
             if isinstance(found, EventStream):
@@ -124,7 +125,7 @@ class Serving:
     ) -> EventStream:
         """The stream of a client that may come back."""
         answer, begun, owner = generation.answer, generation.begun, current_tenant.get().owner
-        numbering, last_event = Numbering(answer.response_id), 0
+        numbering, last_event = Numbering(answer.response_id, log), 0
         with self._streams.room(owner):
             if taken is not None:
                 last_event = taken.last_event
@@ -134,7 +135,7 @@ class Serving:
             opening = Opening(begun.deltas)
             await opening.wait(HEARTBEAT_S)
             events = numbering.all(answer.events(opening.deltas()))
-            return self._streams.keep(owner, answer.response_id, events, opening.aclose, grace_s, log, last_event)
+            return self._streams.keep(owner, numbering, events, opening.aclose, grace_s, log, last_event)
 
     async def _go_on(self, endpoint: Endpoint[B], taken: TakenStream) -> EventStream:
         """The process that streamed it has died: the same events again, and then those that it has not come to."""

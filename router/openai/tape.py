@@ -26,6 +26,12 @@ _MAX_PENDING = 64  # tokens of all prompts together that nobody has taken yet
 class StreamLog(Protocol):
     """Of one stream. What fails here costs the stream its second life, and nothing else."""
 
+    @property
+    def branch(self) -> str:
+        """Empty while whoever goes on with the stream goes on behind what its client has been told; else a name for
+        what is told from now on, which only we have."""
+        ...
+
     async def begin(self, requests: Sequence[RoutedRequest]) -> None:
         """One a prompt."""
         ...

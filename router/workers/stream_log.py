@@ -73,19 +73,22 @@ class StreamNotes:
             try:
                 request = pb.NoteStreamsRequest(worker=self._worker, notes=batch.notes)
                 await self._hub.NoteStreams(request, timeout=_TIMEOUT_S)
-            except grpc.aio.AioRpcError as error:
+            except Exception as error:  # whatever it is: no stream waits for it
                 self._failed(error)
             finally:
                 batch.is_sent.set()
         self._sending = None
 
-    def _failed(self, error: grpc.aio.AioRpcError) -> None:
+    def _failed(self, error: Exception) -> None:
         if self._sparse.allows("failed"):
-            log.warning("streams are not noted while the parent does not answer: %s", error.code().name)
+            why = error.code().name if isinstance(error, grpc.aio.AioRpcError) else repr(error)
+            log.warning("streams are not noted while the parent does not answer: %s", why)
 
 
 class HubStreamLog:
     """A `StreamLog`. A note that got lost leaves a gap, which the parent sees: it forgets the stream."""
+
+    branch = ""  # nobody else goes on with it as long as we live
 
     def __init__(
         self, notes: StreamNotes, owner: str, origin: StreamOrigin, grace_s: float, num_noted: int = 0

@@ -8,6 +8,7 @@ from contextlib import aclosing
 import httpx
 import pytest
 
+from kvasir.router.openai.event_ids import EventId, Numbering
 from kvasir.router.openai.kept_streams import KeptStream
 from kvasir.router.openai.sse import HEARTBEAT, EventStream
 from kvasir.router.types import RoutedRequest
@@ -159,7 +160,7 @@ async def test_a_reader_that_is_too_slow_is_told_so() -> None:
         is_over.set()
 
     is_over = asyncio.Event()
-    stream = KeptStream(source(), close, grace_s=5, max_bytes=200)
+    stream = KeptStream(source(), close, 5, 200, Numbering("r"))
     async with aclosing(stream.read(0)) as events:
         assert await anext(events) == b"%9d\n" % 0
         await asyncio.wait_for(is_over.wait(), 5)
@@ -179,10 +180,10 @@ async def test_what_is_kept_of_one_stream_is_bounded() -> None:
     async def close() -> None:
         closed.set()
 
-    stream = KeptStream(source(), close, grace_s=5, max_bytes=200)
+    stream = KeptStream(source(), close, 5, 200, Numbering("r"))
     await asyncio.wait_for(closed.wait(), 5)
-    assert not stream.has(79)
-    assert stream.has(80)
+    assert not stream.has(EventId("r", 79))
+    assert stream.has(EventId("r", 80))
     assert [int(event) for event in [event async for event in stream.read(80)]] == list(range(80, 100))
     await stream.close()
 

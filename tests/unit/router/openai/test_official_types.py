@@ -1,5 +1,5 @@
-"""Whole answers and events, held strictly to the types of the official client: nothing is missing, null where it may not
-be, or of another type, and what is more than they know is known here."""
+"""Whole answers and events, held strictly to the types of the official client: nothing is missing, null where it may
+not be, or of another type, and what is more than they know is known here."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -95,8 +95,9 @@ async def test_completions(talking_router: Router, body: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     "body",
     [
-        {}, {"include": ["message.output_text.logprobs"], "top_logprobs": 2}, {"tools": TOOLS}, {"max_output_tokens": 3},
-        {"max_output_tokens": 30}, {"text": {"format": {"type": "json_object"}, "verbosity": "low"}},
+        {}, {"include": ["message.output_text.logprobs"], "top_logprobs": 2}, {"tools": TOOLS},
+        {"max_output_tokens": 3}, {"max_output_tokens": 30},
+        {"text": {"format": {"type": "json_object"}, "verbosity": "low"}},
         {"tools": TOOLS, "tool_choice": NAMED}, {"tools": TOOLS, "tool_choice": STEER}, {"truncation": "disabled"},
         {"reasoning": {"effort": "low", "summary": "auto"}}, {"metadata": {"a": "b"}, "max_tool_calls": 3, "user": "u"},
         {"instructions": "Be brief.", "service_tier": "flex", "safety_identifier": "s", "prompt_cache_key": "k"},

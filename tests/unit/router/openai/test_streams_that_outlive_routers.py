@@ -134,7 +134,7 @@ def asked(path: str, **body: Any) -> dict[str, Any]:
 def texts(events: list[Event]) -> dict[int, str]:
     """By choice; those that came have ids without a gap."""
     assert [int(event_id.rpartition(":")[2]) for event_id, _ in events] == list(range(1, len(events) + 1))
-    assert len({event_id.rpartition(":")[0] for event_id, _ in events}) == 1
+    assert len({event_id.partition(":")[0].partition(".")[0] for event_id, _ in events}) == 1
     found: dict[int, str] = {}
     for content in (json.loads(data) for _, data in events if data != "[DONE]"):
         assert content.get("error") is None, content
@@ -266,7 +266,9 @@ async def test_a_redis_that_fails_costs_the_way_back_and_nothing_else(pair: Pair
         events += await one.read(path, None, events[-1][0])
         assert texts(events) == whole, "at the same router it needs no Redis"
         async with other.client() as client:
-            answer = await client.post(path, headers={"last-event-id": events[5][0]})
+            mine = await client.post(path, headers={"last-event-id": events[5][0]})
+            answer = await client.post(path, headers={"last-event-id": f"{events[5][0].partition('.')[0]}:6"})
+        assert mine.status_code == 404, "nothing of it could be noted"
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     finally:
         pair.redis.thaw()
@@ -280,7 +282,32 @@ async def test_a_redis_that_fails_costs_the_way_back_and_nothing_else(pair: Pair
     events = await one.read(path, asked(path, **body), on_event=lose)
     assert texts(events) == whole
     async with asyncio.timeout(TIMEOUT_S), other.client() as client:
-        while (answer := await client.post(path, headers={"last-event-id": events[25][0]})).status_code == 503:
+        while (answer := await client.post(path, headers={"last-event-id": events[5][0]})).status_code == 503:
             await asyncio.sleep(0.1)  # it does not ask again at once
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "stream_not_found"
+
+
+async def test_what_only_one_router_knows_is_gone_on_with_there_alone(pair: Pair) -> None:
+    """One has lost the Redis in mid-stream and goes on without; another one goes on from what had been noted."""
+    one, other = pair.routers
+    path, body = REQUESTS[1]
+    whole = texts(await other.read(path, asked(path, **body)))
+    await _clear(pair.redis)
+    try:
+        events = await one.read(path, asked(path, **body), on_event=lambda number: number == 12 and pair.redis.freeze())
+    finally:
+        pair.redis.thaw()
+    assert texts(events) == whole
+    assert "." not in events[11][0]
+    assert "." in events[-1][0], "nobody else was told of this one"
+    assert await one.read(path, None, events[-5][0]) == events[-4:]
+    async with other.client() as client:
+        assert (await client.post(path, headers={"last-event-id": events[-5][0]})).status_code == 404
+    moved = await other.read(path, None, events[5][0], on_event=lambda number: number == 15)
+    async with asyncio.timeout(TIMEOUT_S), one.client() as client:
+        while (await client.post(path, headers={"last-event-id": moved[-1][0]})).status_code == 503:
+            await asyncio.sleep(0.1)  # it does not ask again at once
+    back = await one.read(path, None, moved[-1][0])
+    assert all("." not in event_id for event_id, _ in moved + back), "those of the one that it moved to"
+    assert texts(events[:6] + moved + back) == whole
