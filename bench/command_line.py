@@ -1,8 +1,8 @@
-"""What the command lines of all benchmarks have in common: help, the values of options, how a run ends."""
+"""What the command lines of all benchmarks have in common: help, and the values of options."""
 
 import argparse
 import json
-import sys
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def new_parser(command: str, doc: str | None) -> argparse.ArgumentParser:
-    """doc: of the module, which begins with "`kvasir bench COMMAND`: "."""
+def new_parser(command: str, doc: str | None, positionals: str = "") -> argparse.ArgumentParser:
+    """doc: of the module, which begins with "`kvasir bench COMMAND`: "; positionals: in the line of usage."""
     description = (doc or "").partition("`: ")[2].strip()
     return argparse.ArgumentParser(
         prog=f"kvasir bench {command}",
+        usage=f"%(prog)s [OPTIONS] {positionals}".rstrip(),
         description=description[:1].upper() + description[1:],
         formatter_class=_HelpFormatter,
     )
@@ -25,7 +26,8 @@ class _HelpFormatter(argparse.HelpFormatter):
     """Keeps paragraphs, says each default that there is, and calls numbers N and X."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return "\n\n".join(super(_HelpFormatter, self)._fill_text(part, width, indent) for part in text.split("\n\n"))
+        parts = re.split(r"\n\n|\n(?=- )", text)
+        return "\n\n".join(super(_HelpFormatter, self)._fill_text(part, width, indent) for part in parts)
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text, default = action.help or "", action.default
@@ -44,18 +46,6 @@ def options_of(cls: type[T], given: argparse.Namespace, **derived: Any) -> T:
     """A dataclass of what was given, by the names of its fields, but for those that are derived."""
     names = {field.name for field in fields(cls)} - derived.keys()  # type: ignore[arg-type]
     return cls(**{name: getattr(given, name) for name in names}, **derived)
-
-
-def run_command(command: str, run: Callable[[], int]) -> int:
-    """The exit status. What whoever started it can mend is said in one line: ValueError, OSError."""
-    try:
-        return run()
-    except (ValueError, OSError) as error:
-        print(f"kvasir bench {command}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"kvasir bench {command}: stopped", file=sys.stderr)
-        return 130
 
 
 @dataclass(frozen=True, slots=True)

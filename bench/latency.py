@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvasir.bench import report
-from kvasir.bench.command_line import new_parser, not_negative, positive, run_command
+from kvasir.bench.command_line import new_parser, not_negative, positive
 from kvasir.bench.load_generator import LoadResult, run_load
 from kvasir.bench.openai_client import ask, open_session
 from kvasir.bench.target import FixedLengthOptions, add_length_options, add_target_options, target_options_of
@@ -42,10 +42,7 @@ def parse_options(argv: list[str]) -> LatencyOptions:
 
 
 def main(argv: list[str]) -> int:
-    return run_command("latency", partial(run, parse_options(argv)))
-
-
-def run(options: LatencyOptions) -> int:
+    options = parse_options(argv)
     result = asyncio.run(measure(options))
     print(report.table(result, _METRICS, (90.0, 99.0), title="Latency Benchmark Result"))
     print(f"Avg latency: {result['avg_latency']} seconds")

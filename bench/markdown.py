@@ -4,15 +4,16 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[object]], num_texts: int = 1) -> list[str]:
-    """The first `num_texts` columns hold text; the others numbers, which stand to the right."""
-    rule = "|" + "---|" * num_texts + "---:|" * (len(header) - num_texts)
-    head, *others = (f"| {' | '.join(map(str, cells))} |".replace("|  |", "| |") for cells in (header, *rows))
-    return [head, rule, *others]
+def table(header: str, rows: Iterable[Sequence[object]], num_texts: int = 1) -> list[str]:
+    """header: "name | ms | ratio". The first `num_texts` columns hold text; the others numbers, on the right."""
+    num_numbers = header.count("|") + 1 - num_texts
+    lines = [" | ".join(map(str, row)) for row in rows]
+    head, *body = (f"| {line} |".replace("|  |", "| |") for line in (header, *lines))
+    return [head, "|" + "---|" * num_texts + "---:|" * num_numbers, *body]
 
 
 def facts(about: Mapping[str, object]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in about.items())
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in about.items())
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:

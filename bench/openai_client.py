@@ -60,6 +60,8 @@ class Outcome:
     text: str = ""
     error: str = ""
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0  # of the prompt, by the server's word
+    token_ids: tuple[int, ...] = ()  # of the answer, where the server says them
     queued_s: float = 0.0  # how long it waited in the client for its turn
 
 
@@ -69,7 +71,9 @@ class _Answer:
 
     arrivals_s: list[float] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     num_prompt_tokens: int | None = None
+    num_cached_tokens: int = 0
     num_output_tokens: int | None = None
     ended: bool = False
     closed_bare: bool = False  # its last chunk had a finish reason and no text
@@ -92,6 +96,7 @@ class _Answer:
         if usage := chunk.get("usage"):
             self.num_prompt_tokens = usage.get("prompt_tokens")
             self.num_output_tokens = usage.get("completion_tokens")
+            self.num_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
     def _take_choice(self, choice: dict[str, Any], now_s: float) -> None:
         delta = choice.get("delta") or choice.get("message") or {}
@@ -104,6 +109,7 @@ class _Answer:
         # The text may well be empty: special tokens have none.
         self.arrivals_s.append(now_s)
         self.texts.append(text)
+        self.token_ids += choice.get("token_ids") or ()
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -153,8 +159,14 @@ def _outcome(sent_s: float, answer: _Answer, prompt: Prompt, count_tokens: Calla
     if answer.closed_bare and len(arrivals_s) > max(1, num_output_tokens):
         arrivals_s = arrivals_s[:-1]  # all tokens came before it: it is not a hidden one, and no gap ends with it
     timeline = Timeline(sent_s=sent_s, arrivals_s=tuple(arrivals_s), num_output_tokens=num_output_tokens)
-    num_prompt_tokens = answer.num_prompt_tokens or prompt.num_tokens or 0
-    return Outcome(sent_s=sent_s, timeline=timeline, text=text, num_prompt_tokens=num_prompt_tokens)
+    return Outcome(
+        sent_s=sent_s,
+        timeline=timeline,
+        text=text,
+        num_prompt_tokens=answer.num_prompt_tokens or prompt.num_tokens or 0,
+        num_cached_tokens=answer.num_cached_tokens,
+        token_ids=tuple(answer.token_ids),
+    )
 
 
 async def first_model(session: aiohttp.ClientSession, base_url: str, headers: Mapping[str, str]) -> str:

@@ -18,7 +18,6 @@ from typing import Any
 import aiohttp
 
 from kvasir.bench import report
-from kvasir.bench.command_line import run_command
 from kvasir.bench.load_generator import LoadResult, Send, run_load
 from kvasir.bench.openai_client import Endpoint, ask
 from kvasir.bench.openai_client import open_session as open_session
@@ -34,8 +33,7 @@ _SHOWN_ERRORS = 10
 
 
 def main(argv: list[str]) -> int:
-    options = parse_options(argv, __doc__)
-    return run_command("serve", lambda: asyncio.run(run(options)))
+    return asyncio.run(run(parse_options(argv, __doc__)))
 
 
 async def run(options: ServeOptions) -> int:

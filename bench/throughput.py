@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvasir.bench import report
-from kvasir.bench.command_line import new_parser, positive, run_command
+from kvasir.bench.command_line import new_parser, positive
 from kvasir.bench.load_generator import run_load
 from kvasir.bench.openai_client import ask, open_session
 from kvasir.bench.progress import progress_bar
@@ -39,10 +39,7 @@ def parse_options(argv: list[str]) -> ThroughputOptions:
 
 
 def main(argv: list[str]) -> int:
-    return run_command("throughput", partial(run, parse_options(argv)))
-
-
-def run(options: ThroughputOptions) -> int:
+    options = parse_options(argv)
     result = asyncio.run(measure(options))
     print(report.table(result, (), (), title="Throughput Benchmark Result"))
     print(

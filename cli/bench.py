@@ -35,12 +35,30 @@ COMMANDS = {
 def main(argv: list[str]) -> int:
     command, *rest = argv or ["--help"]
     if command in COMMANDS:
-        return int(import_module(COMMANDS[command][0]).main(rest))
-    wanted_help = command in ("--help", "-h")
-    lines = [f"  {name:<16}{text}" for name, (_, text) in COMMANDS.items()]
-    usage = "\n".join(["usage: kvasir bench COMMAND [OPTIONS]", "", *lines])
-    if wanted_help:
+        return run(command, rest)
+    usage = "\n".join(
+        [
+            "usage: kvasir bench COMMAND [OPTIONS]",
+            "",
+            *(f"  {name:<16}{text}" for name, (_, text) in COMMANDS.items()),
+            "",
+            "kvasir bench COMMAND --help lists the options of a command.",
+        ]
+    )
+    if command in ("--help", "-h"):
         print(usage)
         return 0
     print(f"kvasir bench: unknown command {command!r}\n\n{usage}", file=sys.stderr)
     return 2
+
+
+def run(command: str, argv: list[str]) -> int:
+    """The exit status. What whoever started it can mend is said in one line: ValueError, OSError."""
+    try:
+        return int(import_module(COMMANDS[command][0]).main(argv))
+    except (ValueError, OSError) as error:
+        print(f"kvasir bench {command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"kvasir bench {command}: stopped", file=sys.stderr)
+        return 130

@@ -5,6 +5,7 @@ import statistics
 from dataclasses import dataclass
 
 from kvasir.bench.lab.local_cluster import ClusterContender, read_metrics
+from kvasir.bench.lab.prompts import random_prompt
 
 _TTFT = "vllm:time_to_first_token_seconds"
 _NUM_SHORT = 20
@@ -19,10 +20,10 @@ class Figure:
     unit: str
 
 
-def hop_figures(cluster: ClusterContender, vocabulary: range, rng: random.Random) -> list[Figure]:
+def hop_figures(cluster: ClusterContender, rng: random.Random) -> list[Figure]:
     """TTFT at the client less TTFT within the prefill node, over short prompts, one at a time."""
     before = read_metrics(cluster.prefill_metrics_url)
-    ttfts_s = [cluster.run([rng.choices(vocabulary, k=32)], num_tokens=2)[0].ttft_s for _ in range(_NUM_SHORT)]
+    ttfts_s = [cluster.run([random_prompt(rng, 32)], num_tokens=2)[0].ttft_s for _ in range(_NUM_SHORT)]
     after = read_metrics(cluster.prefill_metrics_url)
     num_seen = after[f"{_TTFT}_count"] - before[f"{_TTFT}_count"]
     if num_seen != _NUM_SHORT:
@@ -36,10 +37,10 @@ def hop_figures(cluster: ClusterContender, vocabulary: range, rng: random.Random
     ]
 
 
-def transfer_figures(cluster: ClusterContender, vocabulary: range, rng: random.Random) -> list[Figure]:
+def transfer_figures(cluster: ClusterContender, rng: random.Random) -> list[Figure]:
     """What of a long prompt's transfer shows as a longer wait for the second token."""
     before = read_metrics(cluster.decode_metrics_url)
-    timelines = [cluster.run([rng.choices(vocabulary, k=_LONG_TOKENS)], num_tokens=12)[0] for _ in range(_NUM_LONG)]
+    timelines = [cluster.run([random_prompt(rng, _LONG_TOKENS)], num_tokens=12)[0] for _ in range(_NUM_LONG)]
     after = read_metrics(cluster.decode_metrics_url)
     rose = {name: after[name] - before.get(name, 0.0) for name in after}
     first_gap_s = statistics.median(timeline.itls_s[0] for timeline in timelines)

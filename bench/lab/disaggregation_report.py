@@ -1,11 +1,13 @@
 """Disaggregated beside colocated: the points as a table and as curves, and where the one loses to the other."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvasir.bench.lab.page import as_page
+from kvasir.bench.markdown import table
 from kvasir.bench.timeline import percentile
 
 COLOCATED, DISAGGREGATED = "colocated", "disaggregated"
@@ -92,39 +94,31 @@ def as_markdown(
     curves = {(name, setup): _by_rate(points, setup, value) for name, value in columns.items() for setup in _COLOURS}
     rounds = len(points) // max(1, len({(point.setup, point.rate) for point in points}))
     lines = [
-        "# Disaggregated against colocated, on the same cores",
-        "",
-        ", ".join(f"{name} {value}" for name, value in about.items()),
-        "",
         "colocated: one decode node that also computes the prompts, on all cores. disaggregated: a prefill node and a",
         f"decode node, each on half of them, connector tcp. The built-in model, {shape['input_len']} tokens in and",
         f"{shape['output_len']} out, Poisson arrivals of one seed; router and client run on the same cores.",
         f"Medians of {rounds} round(s). A request counts as good if TTFT and TPOT are at most 2 (5) times those of the",
         "colocated node without load:",
         "",
-        "| one request at a time | TTFT ms | TPOT ms |",
-        "|---|---:|---:|",
     ]
-    for setup in _COLOURS:
-        ttft_s, tpot_s = _quietest(unloaded, setup)
-        lines.append(f"| {setup} | {_MS * ttft_s:.0f} | {_MS * tpot_s:.1f} |")
-    lines += ["", "![curves](disaggregation.png)", ""]
-    lines += ["| requests/s | set-up | " + " | ".join(columns) + " |", "|---:|---|" + "---:|" * len(columns)]
+    quietest = {setup: _quietest(unloaded, setup) for setup in _COLOURS}
+    rows = [[setup, f"{_MS * ttft_s:.0f}", f"{_MS * tpot_s:.1f}"] for setup, (ttft_s, tpot_s) in quietest.items()]
+    lines += [*table("one request at a time | TTFT ms | TPOT ms", rows), "", "![curves](disaggregation.png)", ""]
+    rows = []
     for rate in sorted({point.rate for point in points}):
         for setup in _COLOURS:
-            values = [curves[name, setup].get(rate) for name in columns]
-            cells = [
-                "" if value is None else f"{value:.2f}" if name.startswith("goodput") else f"{value:.0f}"
-                for name, value in zip(columns, values, strict=True)
-            ]
-            lines.append(f"| {rate:g} | {setup} | " + " | ".join(cells) + " |")
-    lines += ["", *verdict(columns, curves)]
-    return "\n".join([*lines, ""])
+            values = {name: curves[name, setup].get(rate) for name in columns}
+            rows.append([f"{rate:g}", setup, *(_cell(name, value) for name, value in values.items())])
+    lines += table(" | ".join(["requests/s", "set-up", *columns]), rows, num_texts=2)
+    title = "Disaggregated against colocated, on the same cores"
+    return as_page(title, about, [*lines, "", *verdict(columns, curves)])
 
 
-def verdict(
-    columns: Sequence[str] | Mapping[str, Any], curves: Mapping[tuple[str, str], Mapping[float, float]]
-) -> list[str]:
+def _cell(column: str, value: float | None) -> str:
+    return "" if value is None else f"{value:.{2 if column.startswith('goodput') else 0}f}"
+
+
+def verdict(columns: Iterable[str], curves: Mapping[tuple[str, str], Mapping[float, float]]) -> list[str]:
     """Where disaggregation wins and loses, by more than 5 %."""
     lines = []
     for name in columns:

@@ -1,25 +1,27 @@
 """`kvasir bench itl`: what prompts that are computed on a decode node do to those who wait for their next token.
 
 Our own engine with the built-in model, in this process: some requests decode all the time, and prompts come one after
-the other. With steps of fixed sizes, from large to small, and with a target. Written to a folder as a table.
+the other. With steps of fixed sizes, from large to small, and with a target.
 """
 
-import argparse
 import random
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvasir.bench.lab.kv_report import Quiet, machine
+from kvasir.bench.command_line import positive
+from kvasir.bench.lab.engine_runs import new_request, run_until_all_decode
+from kvasir.bench.lab.machine import Quiet
+from kvasir.bench.lab.page import as_page, lab_parser, write_page
+from kvasir.bench.lab.prompts import random_prompt
+from kvasir.bench.markdown import table
 from kvasir.bench.timeline import percentile
 from kvasir.cli.model import prepare_builtin_model
 from kvasir.engine.engine import Engine
 from kvasir.engine.factory import build_engine
-from kvasir.engine.request import Request, RequestId
-from kvasir.engine.sampling_params import SamplingParams
+from kvasir.engine.request import Request
 from kvasir.engine.settings import EngineSettings
 from kvasir.engine.step_budget import StepBudget
 
@@ -27,7 +29,6 @@ _BLOCK_SIZE = 16
 _MOST = 256  # prompt tokens of a step
 _FIXED = (_MOST, 128, 64, 32)
 _CACHE_BYTES = 700 << 20
-_VOCABULARY = 40_000
 
 
 @dataclass(slots=True)
@@ -72,10 +73,7 @@ class ItlLab:
         engine = self.engine
         engine.scheduler.step_budget = None
         decoding = [self._request(f"d{i}", 48, 10_000) for i in range(num_decoding)]
-        for request in decoding:
-            engine.submit(request)
-        while not all(request.output_token_ids for request in decoding):
-            engine.step()
+        run_until_all_decode(engine, decoding)
         engine.scheduler.step_budget = budget
         outcome = Outcome()
         for number in range(max(num_prompts, 1)):
@@ -97,13 +95,11 @@ class ItlLab:
         self.engine.step()
         outcome.itl_s.append(time.perf_counter() - started_s)
 
-    def _request(self, name: str, num_tokens: int, max_tokens: int) -> Request:
-        prompt = [self._rng.randrange(100, _VOCABULARY) for _ in range(num_tokens)]
-        sampling = SamplingParams(max_tokens=max_tokens)
-        return Request(request_id=RequestId(name), prompt_token_ids=prompt, sampling=sampling)
+    def _request(self, name: str, num_prompt_tokens: int, num_tokens: int) -> Request:
+        return new_request(name, random_prompt(self._rng, num_prompt_tokens), num_tokens)
 
 
-def row(name: str, rounds: Sequence[Outcome], target_s: float, num_prompt_tokens: int) -> str:
+def row(name: str, rounds: Sequence[Outcome], target_s: float, num_prompt_tokens: int) -> list[str]:
     """Medians over the rounds."""
     figures = []
     for outcome in rounds:
@@ -113,17 +109,16 @@ def row(name: str, rounds: Sequence[Outcome], target_s: float, num_prompt_tokens
         figures.append((percentile(itl_ms, 50), percentile(itl_ms, 99), max(itl_ms), kept, ttft_s))
     p50, p99, most, kept, ttft_s = (statistics.median(column) for column in zip(*figures, strict=True))
     rate = num_prompt_tokens / ttft_s
-    return f"| {name} | {p50:.0f} | {p99:.0f} | {most:.0f} | {kept:.1%} | {ttft_s:.2f} s | {rate:.0f} |"
+    return [name, f"{p50:.0f}", f"{p99:.0f}", f"{most:.0f}", f"{kept:.1%}", f"{ttft_s:.2f} s", f"{rate:.0f}"]
 
 
 def main(argv: list[str]) -> int:
-    description = (__doc__ or "").partition("\n")[2].strip()
-    parser = argparse.ArgumentParser(prog="kvasir bench itl", description=description)
-    parser.add_argument("--decoding", type=int, default=8, help="requests that decode (default: %(default)s)")
-    parser.add_argument("--prompts", type=int, default=3, help="in each round (default: %(default)s)")
-    parser.add_argument("--prompt-tokens", type=int, default=512, help="(default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="all ways once in each (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder (default: %(default)s)")
+    parser = lab_parser("itl", __doc__)
+    add = parser.add_argument
+    add("--decoding", type=positive(int), default=8, help="requests that decode")
+    add("--prompts", type=positive(int), default=3, help="in each round")
+    add("--prompt-tokens", type=positive(int), default=512, help="tokens of each prompt")
+    add("--rounds", type=positive(int), default=3, help="all ways once in each")
     options = parser.parse_args(argv)
     lab, quiet = ItlLab(prepare_builtin_model()), Quiet()
     lab.warm_up(options.decoding, options.prompt_tokens)
@@ -137,27 +132,15 @@ def main(argv: list[str]) -> int:
         quiet.look()
         for name, budget in budgets.items():
             outcomes[name].append(lab.run(budget, options.decoding, options.prompts, options.prompt_tokens))
-    about = machine() | {"busy_with_other_things": str(quiet)}
-    text = [
-        "# Prompts beside decoding: the time between two tokens",
-        "",
-        ", ".join(f"{key} {value}" for key, value in about.items()),
-        "",
+    header = "prompt tokens a step | ITL p50 | ITL p99 | largest | in time | TTFT of the prompts | prompt tokens/s"
+    lines = [
         f"smollm2-135m-instruct in fp32, {options.decoding} requests decoding; prompts of {options.prompt_tokens}",
         "tokens, one after the other, computed on the same node. A step without a prompt takes",
         f"{1e3 * plain_s:.0f} ms (median); the target is three times that. ITL in ms, over all steps;",
         f"medians of {options.rounds} rounds, the ways taking turns.",
         "",
-        "| prompt tokens a step | ITL p50 | ITL p99 | largest | in time | TTFT of the prompts | prompt tokens/s |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-        *(row(name, rounds, target_s, options.prompt_tokens) for name, rounds in outcomes.items()),
-        "",
+        *table(header, [row(name, own, target_s, options.prompt_tokens) for name, own in outcomes.items()]),
     ]
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "itl.md").write_text("\n".join(text))
-    print("\n".join(text))
+    title = "Prompts beside decoding: the time between two tokens"
+    write_page(options.output, "itl.md", as_page(title, quiet.about_machine(), lines))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -13,10 +13,14 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TypeVar
 
-from kvasir.bench.lab.kv_contenders import CASES, SIZES, Case, Mover, Places, local_server
+from kvasir.bench.command_line import positive
+from kvasir.bench.lab.kv_cases import CASES, PEERS, SIZES, Case, Places
 from kvasir.bench.lab.kv_crossover import as_markdown, crossover
-from kvasir.bench.lab.kv_report import Quiet, Result, machine, write_results
+from kvasir.bench.lab.kv_mover import Mover, local_server
+from kvasir.bench.lab.kv_report import Result, write_results
 from kvasir.bench.lab.local_cluster import read_metrics
+from kvasir.bench.lab.machine import Quiet
+from kvasir.bench.lab.page import lab_parser
 from kvasir.cli.model import prepare_builtin_model
 
 CROSSOVER = "crossover"
@@ -36,7 +40,7 @@ def main(argv: list[str]) -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.path)))
         needs_server = {"redis", CROSSOVER} & set(options.cases)
         url = stack.enter_context(local_server(folder)) if needs_server else ""
-        places = Places(folder, url, {"nixl": options.nixl_python, "mooncake": options.mooncake_python})
+        places = Places(folder, url, {name: getattr(options, f"{name}_python") for name in PEERS})
         for name in options.cases:
             if name == CROSSOVER:
                 rows = crossover(prepare_builtin_model(), places, max(1, options.rounds // 3))
@@ -65,20 +69,19 @@ def overlap_of(base_url: str) -> list[str]:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="kvasir bench kv", description=(__doc__ or "").partition("\n")[0])
     names = [*CASES, CROSSOVER]
-    about = f"{', '.join(names)}; default: all. What is known of others, in the folder, stays"
-    parser.add_argument("cases", nargs="*", default=names, metavar="CASE", help=about)
-    parser.add_argument("--base-url", default="", help="of a running router: report its transfers' overlap, no more")
-    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=SIZES, help="default: all")
-    parser.add_argument("--rounds", type=int, default=10, help="measurements of each number (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder (default: %(default)s)")
-    parser.add_argument("--path", type=Path, help="where files are stored; default: the system's temporary folder")
-    parser.add_argument("--nixl-python", default="", help="an interpreter that has nixl: tcp is compared with it too")
-    parser.add_argument("--mooncake-python", default="", help="... that has mooncake")
+    parser = lab_parser("kv", __doc__, "[CASE ...]")
+    add = parser.add_argument
+    add("cases", nargs="*", default=names, metavar="CASE",
+        help=f"{', '.join(names)} (default: all); what is known of others, in the folder, stays")  # fmt: skip
+    add("--base-url", default="", metavar="URL", help="of a running router: report its transfers' overlap, no more")
+    add("--sizes", nargs="+", default=list(SIZES), choices=SIZES, help="of a block (default: all)")
+    add("--rounds", type=positive(int), default=10, help="measurements of each number")
+    add("--path", type=Path, metavar="DIR", help="where files are stored (default: the system's temporary folder)")
+    for name in PEERS:
+        add(f"--{name}-python", metavar="PATH", help=f"an interpreter that has {name}, for tcp to be compared with")
     options = parser.parse_args(argv)
-    unknown = [name for name in options.cases if name not in names]
-    if unknown:
+    if unknown := set(options.cases) - set(names):
         parser.error(f"unknown case {', '.join(unknown)}; choose from {', '.join(names)}")
     return options
 
@@ -95,12 +98,11 @@ def compare(case: Case, size: str, places: Places, num_rounds: int) -> Result:
             quiet.look()
             for mover in rotated(movers, round_number):
                 movement = mover.move()
-                print(
-                    f"{case.name} {size} round {round_number} {mover.name}: {movement.s * 1e3:.1f} ms", file=sys.stderr
-                )
+                found = f"{case.name} {size} round {round_number} {mover.name}: {movement.s * 1e3:.1f} ms"
+                print(found, file=sys.stderr)
                 if round_number > 0:
                     result.movements[mover.name].append(movement)
-    result.about.update(machine() | {"rounds": num_rounds, "busy_with_other_things": str(quiet)})
+    result.about.update(quiet.about_machine(rounds=num_rounds))
     return result
 
 

@@ -5,13 +5,16 @@ import random
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvasir.bench.lab.contenders import EngineContender
-from kvasir.bench.lab.kv_contenders import SIZES, Mover, Places, ours
+from kvasir.bench.lab.kv_cases import SIZES, Places, ours
+from kvasir.bench.lab.kv_mover import Mover
 from kvasir.bench.lab.kv_throttle import slow_link
-from kvasir.bench.lab.serving import VOCABULARY
+from kvasir.bench.lab.prompts import random_prompt
+from kvasir.bench.markdown import table
 from kvasir.common.addresses import split_address
 
 _LENGTHS = (32, 64, 128, 256, 512, 1024, 2000)
@@ -59,7 +62,7 @@ def compute_times(model: Path, num_rounds: int) -> dict[int, float]:
     lengths = sorted({*_LENGTHS, *(n - num_blocks(n) * _BLOCK_TOKENS for n in _LENGTHS)})
     times_s: dict[int, list[float]] = {length: [] for length in lengths}
     for round_number, length in itertools.product(range(num_rounds + 1), lengths):
-        elapsed_s = engine.prefill_s(rng.choices(VOCABULARY, k=length))
+        elapsed_s = engine.prefill_s(random_prompt(rng, length))
         print(f"round {round_number} computing {length} tokens: {elapsed_s * 1e3:.1f} ms", file=sys.stderr)
         if round_number > 0:
             times_s[length].append(elapsed_s)
@@ -68,16 +71,14 @@ def compute_times(model: Path, num_rounds: int) -> dict[int, float]:
 
 def fetch_times(places: Places, compute: dict[int, float], num_rounds: int, through: str = "") -> dict[int, Fetch]:
     """`through`: where the receiver finds the server, if not where the sender does."""
-    size = SIZES[_SIZE].with_blocks(num_blocks(max(_LENGTHS)))
+    size = replace(SIZES[_SIZE], num_blocks=num_blocks(max(_LENGTHS)))
     mover = Mover(ours("redis", "redis"), size, places, {"redis_url": through} if through else {})
     found: dict[int, list[Fetch]] = {length: [] for length in _LENGTHS}
-    try:
+    with closing(mover):
         for round_number, length in itertools.product(range(num_rounds + (not through)), _LENGTHS):
             taken_s, num_missing = mover.fetch(num_blocks(length), compute[length] / length)
             print(f"round {round_number} fetching {length} tokens: {taken_s * 1e3:.1f} ms", file=sys.stderr)
             found[length].append(Fetch(taken_s, is_whole=not num_missing))
-    finally:
-        mover.close()
     return {length: _median(fetches[-num_rounds:]) for length, fetches in found.items()}
 
 
@@ -93,21 +94,17 @@ def as_markdown(rows: Sequence[Row]) -> list[str]:
         "Fetched: all blocks but the last token's, and that computed. The engine has all cores; medians. Fetching pays",
         f"as long as the link gives what the next column says; the last one is measured over a link of {slow}.",
         "",
-        f"| prompt tokens | computed ms | fetched ms | of it the rest's computing | pays from MB/s | at {slow} |",
-        "|---:|---:|---:|---:|---:|---|",
     ]
-    for row in rows:
-        num_bytes = num_blocks(row.num_tokens) * SIZES[_SIZE].layout.bytes_per_block
-        pays_from = num_bytes / (row.compute_s - row.rest_s) / 1e6 if row.compute_s > row.rest_s else float("inf")
-        verdict = f"fetched in {row.slow.s * 1e3:.0f} ms" if row.slow.is_whole else _declined(row)
-        lines.append(
-            f"| {row.num_tokens} | {row.compute_s * 1e3:.1f} | {row.fetched_s * 1e3:.1f} | {row.rest_s * 1e3:.1f} | "
-            f"{pays_from:.0f} | {verdict} |"
-        )
+    header = f"prompt tokens | computed ms | fetched ms | of it the rest's computing | pays from MB/s | at {slow}"
     first = next((row.num_tokens for row in rows if row.fetched_s < row.compute_s), None)
     crossing = f"from {first} tokens on" if first else "at none of these lengths"
+    lines += table(header, [_cells(row) for row in rows], num_texts=0)
     return [*lines, "", f"On this machine fetching from Redis is faster {crossing}.", ""]
 
 
-def _declined(row: Row) -> str:
-    return f"given up for computing, after {row.slow.s * 1e3:.0f} ms"
+def _cells(row: Row) -> list[str]:
+    num_bytes = num_blocks(row.num_tokens) * SIZES[_SIZE].layout.bytes_per_block
+    pays_from = num_bytes / (row.compute_s - row.rest_s) / 1e6 if row.compute_s > row.rest_s else float("inf")
+    times_ms = (f"{1e3 * s:.1f}" for s in (row.compute_s, row.fetched_s, row.rest_s))
+    verdict = "fetched in" if row.slow.is_whole else "given up for computing, after"
+    return [str(row.num_tokens), *times_ms, f"{pays_from:.0f}", f"{verdict} {1e3 * row.slow.s:.0f} ms"]

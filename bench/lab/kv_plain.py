@@ -7,14 +7,12 @@ no checksum, no leases: what the transport alone can do.
 import json
 import sys
 import threading
-from typing import Any
 
 import zmq
 
-from kvasir.bench.lab.kv_pipe import Answer, Teller, serve
 from kvasir.bench.lab.kv_plain_files import Files, KeptMappedFile, NewMappedFile
 from kvasir.bench.lab.kv_plain_redis import RedisClient, RedisPipeline, RedisSocket
-from kvasir.bench.lab.kv_way import Pool, Way, timed
+from kvasir.bench.lab.kv_way import Way, run_way
 
 
 class ZmqPush(Way):
@@ -94,27 +92,5 @@ WAYS: dict[str, type[Way]] = {
 }
 
 
-def main(role: str, task: dict[str, Any]) -> None:
-    teller, pool = Teller(), Pool(task)
-    way = WAYS[task["way"]](task, pool)
-
-    def offer() -> Answer:
-        return {"s": timed(way.offer)}
-
-    def take() -> Answer:
-        return {"s": timed(way.take), "missing": 0}
-
-    def discard() -> Answer:
-        way.discard()
-        return {}
-
-    if role == "send":
-        teller.tell(checksum=pool.fill(), address=way.listen())
-    else:
-        way.connect(task["address"])
-        teller.tell(checksum=0)
-    serve(teller, {"offer": offer, "take": take, "clear": pool.clear, "checksum": pool.checksum, "discard": discard})
-
-
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
+    run_way(WAYS, sys.argv[1], json.loads(sys.argv[2]))

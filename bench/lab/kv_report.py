@@ -1,17 +1,18 @@
 """What was measured, as numbers and as a table. Each run measures what it is asked to; what others found stays."""
 
 import json
-import os
-import platform
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-_LOOK_S = 0.2
+from kvasir.bench.lab.machine import Quiet as Quiet
+from kvasir.bench.lab.machine import about_machine
+from kvasir.bench.lab.page import write_page
+from kvasir.bench.markdown import facts, table
+
+machine = about_machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,31 +59,6 @@ class Result:
         return statistics.median(plain.s / other.s for plain, other in pairs)
 
 
-class Quiet:
-    """How busy the machine was with other things: looked at between rounds, while all of ours is idle."""
-
-    def __init__(self) -> None:
-        self.shares: list[float] = []
-
-    def look(self) -> None:
-        before = _cpu_ticks()
-        time.sleep(_LOOK_S)
-        busy, idle = (after - then for after, then in zip(_cpu_ticks(), before, strict=True))
-        self.shares.append(busy / max(busy + idle, 1))
-
-    def __str__(self) -> str:
-        if not self.shares:
-            return "not looked at"
-        return f"{statistics.median(self.shares):.0%} (median), {max(self.shares):.0%} (most)"
-
-
-def _cpu_ticks() -> tuple[int, int]:
-    """Busy and idle, of all cores."""
-    fields = [int(field) for field in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
-    idle = fields[3] + fields[4]
-    return sum(fields) - idle, idle
-
-
 def write_results(folder: Path, results: Sequence[Result], sections: Mapping[str, Sequence[str]]) -> None:
     """sections: what has no contenders, by its name, in lines. Cases and sections of earlier runs are kept."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,26 +66,12 @@ def write_results(folder: Path, results: Sequence[Result], sections: Mapping[str
     earlier = json.loads(file.read_text()) if file.exists() else {"results": [], "sections": {}}
     by_name = {(result.case, result.size): result for result in map(Result.from_json, earlier["results"])}
     by_name |= {(result.case, result.size): result for result in results}
-    results, sections = (
-        list(by_name.values()),
-        earlier["sections"] | {name: list(lines) for name, lines in sections.items()},
-    )
-    everything = {"results": [asdict(result) for result in results], "sections": sections}
-    file.write_text(json.dumps(everything, indent=1) + "\n")
-    text = as_markdown(results, sections)
-    (folder / "kv.md").write_text(text)
-    print(text)
-
-
-def machine() -> dict[str, Any]:
-    cpus = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return {
-        "date": date.today().isoformat(),
-        "cpu": cpus[0].partition(":")[2].strip() if cpus else platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "load_at_end": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
+    everything = {
+        "results": [asdict(result) for result in by_name.values()],
+        "sections": earlier["sections"] | {name: list(lines) for name, lines in sections.items()},
     }
+    file.write_text(json.dumps(everything, indent=1) + "\n")
+    write_page(folder, "kv.md", as_markdown(list(by_name.values()), everything["sections"]))
 
 
 def as_markdown(results: Sequence[Result], sections: Mapping[str, Sequence[str]]) -> str:
@@ -123,33 +85,27 @@ def as_markdown(results: Sequence[Result], sections: Mapping[str, Sequence[str]]
         "",
     ]
     for result in results:
-        lines += _table(result)
-    for name in sections:
-        lines += [*sections[name], ""]
+        lines += [f"## {result.case}, blocks of {result.size}", "", facts(result.about), "", *_table(result), ""]
+    for section in sections.values():
+        lines += [*section, ""]
     return "\n".join(lines)
 
 
 def _table(result: Result) -> list[str]:
-    lines = [
-        f"## {result.case}, blocks of {result.size}",
-        "",
-        ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in result.about.items()),
-        "",
-        "| contender | kind | ms | of it written | least | most | GB/s | CPU ms | ratio | wanted |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+    header = "contender | kind | ms | of it written | least | most | GB/s | CPU ms | ratio | wanted"
+    rows = []
     for name, kind in result.kinds.items():
         movements = result.movements[name]
         times_s = sorted(movement.s for movement in movements)
-        written_ms = statistics.median(movement.write_s for movement in movements) * 1e3
-        cells = [
+        written_s = statistics.median(movement.write_s for movement in movements)
+        row = [
             f"**{name}**" if kind == "ours" else name,
             kind,
-            *(f"{ms:.1f}" for ms in (result.median_s(name) * 1e3, written_ms, times_s[0] * 1e3, times_s[-1] * 1e3)),
+            *(f"{1e3 * s:.1f}" for s in (result.median_s(name), written_s, times_s[0], times_s[-1])),
             f"{result.num_bytes / result.median_s(name) / 1e9:.2f}",
             f"{statistics.median(movement.cpu_s for movement in movements) * 1e3:.0f}",
             f"{result.ratio(name):.2f}",
             f"{result.target:.1f}" if kind == "ours" else "",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, ""]
+        rows.append(row)
+    return table(header, rows, num_texts=2)

@@ -1,11 +1,14 @@
-"""What every plain way to move blocks is made of."""
+"""What every other way to move blocks than ours is made of, and how its two processes run.
+
+Needs the standard library alone: some are run by interpreters that have nothing of ours.
+"""
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvasir.bench.lab.kv_pipe import Answer, checksum, touched_memory
+from kvasir.bench.lab.kv_pipe import Answer, Teller, checksum, serve, touched_memory
 
 
 class Pool:
@@ -31,12 +34,6 @@ class Pool:
         return checksum(self.memory)
 
 
-def timed(what: Callable[[], None]) -> float:
-    start_s = time.perf_counter()
-    what()
-    return time.perf_counter() - start_s
-
-
 class Way:
     """One way to move a pool: all that is done before `take` is called is `offer`."""
 
@@ -51,3 +48,32 @@ class Way:
     def offer(self) -> None: ...
     def take(self) -> None: ...
     def discard(self) -> None: ...
+
+
+def run_way(ways: Mapping[str, type[Way]], role: str, task: dict[str, Any]) -> None:
+    """One of the two processes, until its owner ends it. role: send, or receive."""
+    teller, pool = Teller(), Pool(task)
+    way = ways[task["way"]](task, pool)
+
+    def timed(what: Callable[[], None]) -> Answer:
+        start_s = time.perf_counter()
+        what()
+        return {"s": time.perf_counter() - start_s}
+
+    def discard() -> Answer:
+        way.discard()
+        return {}
+
+    if role == "send":
+        teller.tell(checksum=pool.fill(), address=way.listen())
+    else:
+        way.connect(task["address"])
+        teller.tell(checksum=0)
+    verbs: dict[str, Callable[..., Answer]] = {
+        "offer": lambda: timed(way.offer),
+        "take": lambda: {**timed(way.take), "missing": 0},
+        "clear": pool.clear,
+        "checksum": pool.checksum,
+        "discard": discard,
+    }
+    serve(teller, verbs)

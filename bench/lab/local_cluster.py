@@ -1,7 +1,5 @@
 """A cluster started by `kvasir serve`, as a user would, and asked over HTTP."""
 
-import asyncio
-import os
 import re
 import signal
 import subprocess
@@ -11,15 +9,15 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
 from kvasir.bench.lab.contenders import Tokens, steady_tokens_per_s
-from kvasir.bench.openai_client import Endpoint, ask
-from kvasir.bench.serve import open_session
+from kvasir.bench.lab.greedy_load import as_prompt, greedy_load
+from kvasir.bench.report import timelines_of
 from kvasir.bench.timeline import Timeline
-from kvasir.bench.workload import Prompt
+from kvasir.cli.model import prepare_builtin_model
+from kvasir.cli.ports import free_ports
 
 _START_TIMEOUT_S = 600.0
 
@@ -30,7 +28,6 @@ class ClusterContender:
 
     name: str
     url: str
-    model: str
     prefill_metrics_url: str
     decode_metrics_url: str
 
@@ -42,35 +39,25 @@ class ClusterContender:
         return steady_tokens_per_s(self.run(prompts, num_tokens))
 
     def run(self, prompts: Sequence[Tokens], num_tokens: int) -> list[Timeline]:
-        """All at once. A request that fails ends the benchmark: a number without it would be a lie."""
-        return asyncio.run(self._run(prompts, num_tokens))
-
-    async def _run(self, prompts: Sequence[Tokens], num_tokens: int) -> list[Timeline]:
-        endpoint = Endpoint(base_url=self.url, model=self.model, extra_body={"temperature": 0}, ignore_eos=True)
-        async with open_session() as session:
-            requests = [Prompt(content=tuple(prompt), num_output_tokens=num_tokens) for prompt in prompts]
-            outcomes = await asyncio.gather(*(ask(session, endpoint, request) for request in requests))
-        timelines = [outcome.timeline for outcome in outcomes if outcome.timeline is not None]
-        if len(timelines) < len(prompts):
-            raise RuntimeError(next(outcome.error for outcome in outcomes if outcome.timeline is None))
-        return timelines
+        """All at once."""
+        return timelines_of(greedy_load(self.url, [as_prompt(prompt, num_tokens) for prompt in prompts]))
 
 
 @contextmanager
-def local_cluster(name: str, model: Path, ports: Sequence[int], options: Sequence[str]) -> Iterator[ClusterContender]:
-    """Ready when entered; all of it is gone when left."""
-    http_port, prefill_port, decode_port = ports
+def local_cluster(name: str, options: Sequence[str], has_metrics: bool = False) -> Iterator[ClusterContender]:
+    """Ready when entered; all of it is gone when left. has_metrics: of its nodes, for one of each kind."""
+    http_port, prefill_port, decode_port = free_ports(3)
+    model = prepare_builtin_model()
     command = [sys.executable, "-m", "kvasir.cli.main", "serve", "--model", str(model), "--port", str(http_port)]
-    command += ["--prefill-options", f"metrics_port={prefill_port}", "--decode-options", f"metrics_port={decode_port}"]
-    process = subprocess.Popen(
-        [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ
-    )
+    if has_metrics:
+        command += ["--prefill-options", f"metrics_port={prefill_port}"]
+        command += ["--decode-options", f"metrics_port={decode_port}"]
+    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         _wait_for_banner(process)
         yield ClusterContender(
             name=name,
             url=f"http://127.0.0.1:{http_port}",
-            model=model.name,
             prefill_metrics_url=f"http://127.0.0.1:{prefill_port}/metrics",
             decode_metrics_url=f"http://127.0.0.1:{decode_port}/metrics",
         )

@@ -59,3 +59,6 @@ class Quiet:
         if not self.shares:
             return "not looked at"
         return f"{statistics.median(self.shares):.0%} (median), {max(self.shares):.0%} (most)"
+
+    def about_machine(self, **more: object) -> dict[str, Any]:
+        return about_machine() | more | {"busy_with_other_things": str(self)}

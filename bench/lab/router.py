@@ -15,7 +15,6 @@ A backend that cannot write waits, as ours do: our nodes then give several token
 a tick out. Our router, when it cannot keep up, sends several tokens in one event; `tokens_per_event` says how many.
 """
 
-import argparse
 import asyncio
 import gc
 import sys
@@ -25,7 +24,9 @@ from pathlib import Path
 
 import uvloop
 
+from kvasir.bench.command_line import positive, several
 from kvasir.bench.lab.machine import about_machine, busy_share_since, cpu_times_s, process_cpu_s
+from kvasir.bench.lab.page import lab_parser
 from kvasir.bench.lab.router_contenders import DIRECT, OURS, OURS_TWICE, PEERS, Setting, prepare, running
 from kvasir.bench.lab.router_load import Streams
 from kvasir.bench.lab.router_report import Result, read_results, write_results
@@ -36,21 +37,21 @@ _FLAT_OUT_INTERVAL_S = 0.005  # 200 tokens a second in each stream: more than an
 
 
 def main(argv: list[str]) -> int:
-    title, _, explanation = (__doc__ or "").strip().partition("\n\n")
-    parser = argparse.ArgumentParser(prog="kvasir bench router", description=title)
+    parser = lab_parser("router", __doc__)
     add = parser.add_argument
-    add("--streams", type=int, default=512, help="answers at once (default: %(default)s)")
-    add("--tokens", type=int, default=256, help="of an answer, on average (default: %(default)s)")
-    add("--nodes", type=int, default=16, help="that the streams are spread over (default: %(default)s)")
-    add("--rounds", type=int, default=3, help="all contenders once in each (default: %(default)s)")
-    add("--duration-s", type=float, default=5.0, help="of one measurement (default: %(default)s)")
-    add("--peer-python", help="python of an environment with sglang-router and vllm-router")
-    add("--output", type=Path, default=Path("bench/results"), help="folder (default: %(default)s)")
-    add("--only", default="", help="contenders, separated by commas (default: all there are)")
-    add("--rates", default="flat", help="tokens/s in all, or `flat` (out), separated by commas (default: %(default)s)")
+    add("--streams", type=positive(int), default=512, help="answers at once")
+    add("--tokens", type=positive(int), default=256, help="of an answer, on average")
+    add("--nodes", type=positive(int), default=16, help="that the streams are spread over")
+    add("--rounds", type=positive(int), default=3, help="all contenders once in each")
+    add("--duration-s", type=positive(float), default=5.0, help="seconds of one measurement")
+    add("--peer-python", metavar="PATH", help="python of an environment with sglang-router and vllm-router")
+    add("--only", metavar="NAME,..", help="contenders, separated by commas (default: all there are)")
+    add("--rates", type=several(_rate), default=("flat",), metavar="X,..", help="tokens/s in all, or `flat` (out)")
     add("--add", action="store_true", help="rounds to those that the output has: measure piece by piece")
     options = parser.parse_args(argv)
     contenders = [OURS, OURS_TWICE, *(PEERS if options.peer_python else ()), DIRECT]
+    if unknown := set((options.only or "").split(",")) - {"", *contenders}:
+        parser.error(f"--only: unknown {', '.join(unknown)}; choose from {', '.join(contenders)}")
     if options.only:
         contenders = options.only.split(",")
     sections = read_results(options.output) if options.add else {}
@@ -64,13 +65,20 @@ def main(argv: list[str]) -> int:
             peer_python=options.peer_python,
         )
         prepare(setting)
-        for rate in options.rates.split(","):
+        for rate in options.rates:
             section = "Flat out" if rate == "flat" else f"Paced, {rate} tokens/s in all"
             interval_s = _FLAT_OUT_INTERVAL_S if rate == "flat" else options.streams / float(rate)
             sections.setdefault(section, []).extend(compare(contenders, setting, options.rounds, interval_s))
     about = about_machine() | {name: getattr(options, name) for name in ("streams", "tokens", "nodes", "duration_s")}
+    explanation = (__doc__ or "").strip().partition("\n\n")[2]
     write_results(options.output, about, explanation, sections)
     return 0
+
+
+def _rate(text: str) -> str:
+    if text != "flat":
+        positive(float)(text)  # as it is written, it is in the heading
+    return text
 
 
 def compare(contenders: Sequence[str], setting: Setting, num_rounds: int, interval_s: float) -> list[Result]:
@@ -110,7 +118,3 @@ async def _measure(contender: str, setting: Setting, port: int, pid: int) -> Res
         delay_p99_ms=p99_ms,
         machine_busy=busy,
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from kvasir.bench.markdown import facts, spread, table
+from kvasir.bench.lab.page import as_page, write_page
+from kvasir.bench.markdown import spread, table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,28 +38,21 @@ def read_results(folder: Path) -> Sections:
 def write_results(folder: Path, about: Mapping[str, Any], explanation: str, sections: Sections) -> None:
     sections = dict(sorted(sections.items(), key=lambda one: (len(one[0]), one[0])))  # by rate
     everything = {"machine": about} | {title: [asdict(one) for one in results] for title, results in sections.items()}
-    text = as_markdown(about, explanation, sections)
-    folder.mkdir(parents=True, exist_ok=True)
+    write_page(folder, "router.md", as_markdown(about, explanation, sections))
     (folder / "router.json").write_text(json.dumps(everything, indent=2) + "\n")
-    (folder / "router.md").write_text(text)
-    print(text)
 
 
 def as_markdown(about: Mapping[str, Any], explanation: str, sections: Sections) -> str:
-    lines = ["# The router alone", "", facts(about), "", explanation, ""]
+    lines = [explanation]
     columns = [column.name for column in fields(Result) if column.name != "contender"]
     for title, results in sections.items():
         rows = []
         for name in dict.fromkeys(one.contender for one in results):
             own = [one for one in results if one.contender == name]
             rows.append([name, len(own), *(_cell([getattr(one, column) for one in own]) for column in columns)])
-        lines += [
-            f"## {title}: medians over the rounds (least to most)",
-            "",
-            *table(["", "rounds", *columns], rows),
-            "",
-        ]
-    return "\n".join(lines)
+        header = " | ".join(["", "rounds", *columns])
+        lines += ["", f"## {title}: medians over the rounds (least to most)", "", *table(header, rows)]
+    return as_page("The router alone", about, lines)
 
 
 def _cell(values: Sequence[float | None]) -> str:

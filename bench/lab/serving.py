@@ -4,38 +4,35 @@ Contenders take turns within every round, so that whatever else the machine does
 medians over the rounds and their ratios. Written to a folder as JSON and as a table.
 """
 
-import argparse
 import json
 import os
-import platform
 import random
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
+from kvasir.bench.command_line import positive
 from kvasir.bench.lab.cluster_cases import Figure, hop_figures, transfer_figures
 from kvasir.bench.lab.contenders import CASES, Contender, EngineContender, TransformersContender
 from kvasir.bench.lab.local_cluster import ClusterContender, local_cluster
+from kvasir.bench.lab.machine import about_machine
+from kvasir.bench.lab.page import as_page, lab_parser, write_page
+from kvasir.bench.lab.prompts import random_prompt
+from kvasir.bench.markdown import table
 from kvasir.cli.cores import usable_cpus
 from kvasir.cli.model import prepare_builtin_model
-from kvasir.cli.ports import free_ports
-
-VOCABULARY = range(1000, 40_000)  # plain tokens of the built-in model
 
 # name -> {contender -> one value a round}
 Samples = dict[str, dict[str, list[float]]]
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="kvasir bench lab", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each number (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder (default: %(default)s)")
+    parser = lab_parser("lab", __doc__)
+    parser.add_argument("--rounds", type=positive(int), default=5, help="measurements of each number")
     options = parser.parse_args(argv)
     # Threads that spin while they wait would slow down whoever's turn comes next. Read when torch is imported.
     os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
@@ -46,7 +43,7 @@ def main(argv: list[str]) -> int:
     placements = {"cluster, own cores": ["--kv-cache-memory", "1GiB"], "cluster, shared cores": [*shared, *both]}
     with ExitStack() as stack:
         clusters = [
-            stack.enter_context(local_cluster(name, model, free_ports(3), extra)) for name, extra in placements.items()
+            stack.enter_context(local_cluster(name, extra, has_metrics=True)) for name, extra in placements.items()
         ]
         contenders: list[Contender] = [TransformersContender(model), EngineContender(model), *clusters]
         samples = compare(contenders, options.rounds)
@@ -63,7 +60,7 @@ def compare(contenders: Sequence[Contender], num_rounds: int) -> Samples:
         for case in CASES:
             for contender in contenders:
                 # New prompts each time: a prefix cache must not help.
-                prompts = [rng.choices(VOCABULARY, k=length) for length in case.prompt_lens]
+                prompts = [random_prompt(rng, length) for length in case.prompt_lens]
                 value = case.measure(contender, prompts)
                 print(f"round {round_number}  {case.name}  {contender.name}: {value:.1f} {case.unit}", file=sys.stderr)
                 if round_number > 0:
@@ -73,54 +70,40 @@ def compare(contenders: Sequence[Contender], num_rounds: int) -> Samples:
 
 def cluster_figures(cluster: ClusterContender) -> list[Figure]:
     rng = random.Random(1)
-    return [*hop_figures(cluster, VOCABULARY, rng), *transfer_figures(cluster, VOCABULARY, rng)]
+    return [*hop_figures(cluster, rng), *transfer_figures(cluster, rng)]
 
 
-def machine() -> dict[str, Any]:
-    cpus = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+def write_results(folder: Path, samples: Samples, figures: Mapping[str, Sequence[Figure]], num_rounds: int) -> None:
     packages = {name: version(name) for name in ("torch", "transformers", "numba")}
-    return {
-        "date": date.today().isoformat(),
-        "cpu": cpus[0].partition(":")[2].strip() if cpus else platform.processor(),
-        "cores": len(usable_cpus()),
-        "load_at_end": os.getloadavg()[0],
-        "python": platform.python_version(),
-        **packages,
-    }
-
-
-def write_results(folder: Path, samples: Samples, figures: dict[str, list[Figure]], num_rounds: int) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    about = machine() | {"rounds": num_rounds}
+    about = about_machine() | packages | {"rounds": num_rounds}
     everything = {
         "machine": about,
         "comparisons": samples,
         "cluster": {name: [asdict(figure) for figure in found] for name, found in figures.items()},
     }
+    write_page(folder, "serving.md", as_markdown(about, samples, figures))
     (folder / "serving.json").write_text(json.dumps(everything, indent=2) + "\n")
-    text = as_markdown(about, samples, figures)
-    (folder / "serving.md").write_text(text)
-    print(text)
 
 
-def as_markdown(about: dict[str, Any], samples: Samples, figures: dict[str, list[Figure]]) -> str:
-    lines = ["# Serving the built-in model", "", ", ".join(f"{name} {value}" for name, value in about.items()), ""]
-    lines += [
-        "Medians over the rounds, contenders taking turns. The ratio is to transformers; above 1 is better.",
-        "The engine runs in one process on all cores, as transformers does; a cluster's nodes divide or share them.",
-        "",
-        "| measured | contender | median | least | most | ratio |",
-        "|---|---|---:|---:|---:|---:|",
-    ]
+def as_markdown(about: Mapping[str, object], samples: Samples, figures: Mapping[str, Sequence[Figure]]) -> str:
+    rows = []
     for case in CASES:
         baseline = statistics.median(samples[case.name][TransformersContender.name])
         for name, values in samples[case.name].items():
             median = statistics.median(values)
             ratio = median / baseline if case.more_is_better else baseline / median
-            numbers = f"{median:.1f} {case.unit} | {min(values):.1f} | {max(values):.1f} | {ratio:.2f}"
-            lines.append(f"| {case.name} | {name} | {numbers} |")
-    names = list(figures)
-    lines += ["", "| in a cluster, connector tcp | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names)]
-    for row in zip(*figures.values(), strict=True):
-        lines.append(f"| {row[0].name} | " + " | ".join(f"{figure.value:.1f} {figure.unit}" for figure in row) + " |")
-    return "\n".join([*lines, ""])
+            numbers = f"{median:.1f} {case.unit}", f"{min(values):.1f}", f"{max(values):.1f}", f"{ratio:.2f}"
+            rows.append([case.name, name, *numbers])
+    in_cluster = [
+        [same[0].name, *(f"{figure.value:.1f} {figure.unit}" for figure in same)]
+        for same in zip(*figures.values(), strict=True)
+    ]
+    lines = [
+        "Medians over the rounds, contenders taking turns. The ratio is to transformers; above 1 is better.",
+        "The engine runs in one process on all cores, as transformers does; a cluster's nodes divide or share them.",
+        "",
+        *table("measured | contender | median | least | most | ratio", rows, num_texts=2),
+        "",
+        *table(" | ".join(["in a cluster, connector tcp", *figures]), in_cluster),
+    ]
+    return as_page("Serving the built-in model", about, lines)

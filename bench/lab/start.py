@@ -3,7 +3,6 @@
 Each kind of node is started again and again, with compiled loops in the cache; and once, if asked to, without any.
 """
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -14,7 +13,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kvasir.bench.lab.kv_report import Quiet, machine
+from kvasir.bench.command_line import positive
+from kvasir.bench.lab.machine import Quiet
+from kvasir.bench.lab.page import as_page, lab_parser, write_page
+from kvasir.bench.markdown import table
 from kvasir.cli.model import prepare_builtin_model
 
 # What a node says when a part of its start is over.
@@ -57,12 +59,12 @@ def start_node(model: Path, role: str, options: Sequence[str], environment: Mapp
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="kvasir bench start", description=__doc__)
-    parser.add_argument("--model", type=Path, help="a directory; the built-in model by default")
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), help="(default: all)")
-    parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
-    parser.add_argument("--cold", action="store_true", help="also once with nothing compiled yet")
-    parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder (default: %(default)s)")
+    parser = lab_parser("start", __doc__)
+    add = parser.add_argument
+    add("--model", type=Path, metavar="DIR", help="(default: the built-in model)")
+    add("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), metavar="KIND", help="of " + ", ".join(KINDS))
+    add("--rounds", type=positive(int), default=3, help="starts of each kind; one more comes first and does not count")
+    add("--cold", action="store_true", help="also once with nothing compiled yet")
     options = parser.parse_args(argv)
     model, quiet = options.model or prepare_builtin_model(), Quiet()
     rows: list[tuple[str, list[dict[str, float]]]] = [(kind, []) for kind in options.kinds]
@@ -79,32 +81,21 @@ def main(argv: list[str]) -> int:
             role, *own = KINDS[options.kinds[0]]
             cold = start_node(model, role, own, os.environ | {"NUMBA_CACHE_DIR": empty})
             rows.append((f"{options.kinds[0]}, nothing compiled", [cold]))
-    text = as_markdown(machine() | {"busy_with_other_things": str(quiet)}, rows)
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "start.md").write_text(text)
-    print(text)
+    write_page(options.output, "start.md", as_markdown(quiet.about_machine(), rows))
     return 0
 
 
 def as_markdown(about: Mapping[str, object], rows: Sequence[tuple[str, Sequence[Mapping[str, float]]]]) -> str:
     lines = [
-        "# From start to serving",
-        "",
-        ", ".join(f"{name} {value}" for name, value in about.items()),
-        "",
         "Seconds from the start of a node's process, with the files in memory; medians. Imports: until it begins to",
         "load. Model: weights read and packed, the KV cache's memory touched, loops loaded from their cache, a first",
         "step of each kind. Servers: until it serves.",
         "",
-        f"| node | starts | {' | '.join(MARKS)} | all |",
-        "|---|---:|" + "---:|" * (len(MARKS) + 1),
     ]
+    cells = []
     for kind, starts in rows:
-        parts = [statistics.median(start[part] for start in starts) for part in MARKS]
-        whole = statistics.median(sum(start.values()) for start in starts)
-        lines.append(f"| {kind} | {len(starts)} | {' | '.join(f'{s:.2f}' for s in parts)} | {whole:.2f} |")
-    return "\n".join([*lines, ""])
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+        parts_s = [statistics.median(start[part] for start in starts) for part in MARKS]
+        whole_s = statistics.median(sum(start.values()) for start in starts)
+        cells.append([kind, str(len(starts)), *(f"{s:.2f}" for s in [*parts_s, whole_s])])
+    header = f"node | starts | {' | '.join(MARKS)} | all"
+    return as_page("From start to serving", about, [*lines, *table(header, cells)])

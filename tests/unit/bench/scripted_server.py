@@ -21,6 +21,7 @@ class ScriptedServer:
     says_usage: bool = True
     ends: bool = True
     status: int = 200
+    num_refused: int = 0  # the first ones, with 429
     fails_within: bool = False
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -62,8 +63,9 @@ class ScriptedServer:
     async def _stream(self, request: web.Request, choices: list[dict[str, Any]]) -> web.StreamResponse:
         self.bodies.append(await request.json())
         self.headers.append(dict(request.headers))
-        if self.status != 200:
-            return web.json_response({"error": {"message": "scripted"}}, status=self.status)
+        status = 429 if len(self.bodies) <= self.num_refused else self.status
+        if status != 200:
+            return web.json_response({"error": {"message": "scripted"}}, status=status)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:

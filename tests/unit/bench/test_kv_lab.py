@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from kvasir.bench.lab.kv import main, rotated
-from kvasir.bench.lab.kv_contenders import CASES, SIZES, Contender, Mover, Places
+from kvasir.bench.lab.kv_cases import CASES, SIZES, Contender, Places
 from kvasir.bench.lab.kv_crossover import Fetch, Row, num_blocks
 from kvasir.bench.lab.kv_crossover import as_markdown as crossover_as_markdown
-from kvasir.bench.lab.kv_report import Movement, Quiet, Result, write_results
+from kvasir.bench.lab.kv_mover import Mover
+from kvasir.bench.lab.kv_report import Movement, Result, write_results
+from kvasir.bench.lab.machine import Quiet
 
 FEW = replace(SIZES["64 KiB"], num_blocks=3)
 CONTENDERS = {contender.name: contender for case in CASES.values() for contender in case.contenders}

@@ -3,18 +3,17 @@
 import asyncio
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from kvasir.bench import latency, throughput
 from kvasir.bench.report import METRICS
+from kvasir.cli.bench import main
 from tests.unit.bench.scripted_server import WORDS, ScriptedServer
 
 
-async def run(command: ModuleType, scripted: ScriptedServer, *argv: str) -> int:
+async def run(command: str, scripted: ScriptedServer, *argv: str) -> int:
     """In a thread of its own: the command has its own event loop, and the server needs ours."""
-    return await asyncio.wait_for(asyncio.to_thread(command.main, ["--base-url", scripted.url, *argv]), 60)
+    return await asyncio.wait_for(asyncio.to_thread(main, [command, "--base-url", scripted.url, *argv]), 60)
 
 
 async def test_latency_asks_one_at_a_time_and_new_prompts(
@@ -23,7 +22,7 @@ async def test_latency_asks_one_at_a_time_and_new_prompts(
     scripted.gap_s = 0.01
     file = tmp_path / "latency.json"
     argv = ["--input-len", "6", "--output-len", "7", "--num-iters-warmup", "2", "--num-iters", "4"]
-    assert await run(latency, scripted, *argv, "--output-json", str(file)) == 0
+    assert await run("latency", scripted, *argv, "--output-json", str(file)) == 0
     assert scripted.most_running == 1
     assert len({body["prompt"] for body in scripted.bodies}) == len(scripted.bodies) == 2 + 4
     assert all(len(body["prompt"].split()) == 6 and body["max_tokens"] == 7 for body in scripted.bodies)
@@ -44,7 +43,7 @@ async def test_latency_asks_one_at_a_time_and_new_prompts(
 async def test_latency_of_a_batch(scripted: ScriptedServer) -> None:
     scripted.gap_s = 0.01
     argv = ["--batch-size", "3", "--num-iters", "2", "--num-iters-warmup", "0", "--no-ignore-eos"]
-    assert await run(latency, scripted, *argv) == 0
+    assert await run("latency", scripted, *argv) == 0
     assert scripted.most_running == 3
     assert len(scripted.bodies) == 6
     assert not any("ignore_eos" in body for body in scripted.bodies)
@@ -54,7 +53,7 @@ async def test_throughput_sends_all_at_once(scripted: ScriptedServer, tmp_path: 
     scripted.gap_s = 0.01
     file = tmp_path / "throughput.json"
     argv = ["--num-prompts", "9", "--input-len", "5", "--output-len", "7", "--disable-tqdm"]
-    assert await run(throughput, scripted, *argv, "--output-json", str(file)) == 0
+    assert await run("throughput", scripted, *argv, "--output-json", str(file)) == 0
     assert scripted.most_running == 9
     result = json.loads(file.read_text())
     assert result["num_requests"] == 9
@@ -65,13 +64,13 @@ async def test_throughput_sends_all_at_once(scripted: ScriptedServer, tmp_path: 
 
 async def test_throughput_within_a_limit(scripted: ScriptedServer) -> None:
     scripted.gap_s = 0.01
-    assert await run(throughput, scripted, "--num-prompts", "6", "--max-concurrency", "2", "--disable-tqdm") == 0
+    assert await run("throughput", scripted, "--num-prompts", "6", "--max-concurrency", "2", "--disable-tqdm") == 0
     assert scripted.most_running == 2
 
 
-@pytest.mark.parametrize("command", [latency, throughput])
+@pytest.mark.parametrize("command", ["latency", "throughput"])
 async def test_a_failed_request_is_no_measurement(
-    command: ModuleType, scripted: ScriptedServer, capsys: pytest.CaptureFixture[str]
+    command: str, scripted: ScriptedServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scripted.status = 500
     assert await run(command, scripted, "--model", "m") == 1

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvasir.bench.serve import default_filename, main
+from kvasir.bench.serve import default_filename
+from kvasir.cli.bench import main
 from tests.unit.bench.scripted_server import WORDS, ScriptedServer
 
 TOTALS = {"completed": 8, "failed": 0, "total_input_tokens": 88, "total_output_tokens": 56}
@@ -27,7 +28,7 @@ DETAIL_KEYS = {
 
 async def bench(scripted: ScriptedServer, *argv: str) -> int:
     """In a thread of its own: the command has its own event loop, and the server needs ours."""
-    return await asyncio.wait_for(asyncio.to_thread(main, ["--base-url", scripted.url, *argv]), 60)
+    return await asyncio.wait_for(asyncio.to_thread(main, ["serve", "--base-url", scripted.url, *argv]), 60)
 
 
 async def test_result_file_and_table(
@@ -84,6 +85,16 @@ async def test_failed_requests_are_counted_and_shown(
     assert "3 of 3 requests failed: HTTP 500" in output.err
 
 
+async def test_a_single_failure_is_told_and_the_rest_is_measured(
+    scripted: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripted.num_refused = 1
+    assert await bench(scripted, "--num-prompts", "3") == 1
+    output = capsys.readouterr()
+    assert "Successful requests:                     2" in output.out
+    assert "1 of 3 requests failed: HTTP 429" in output.err
+
+
 async def test_chat_and_custom_prompts(scripted: ScriptedServer, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "one"}\n{"prompt": "two", "output_tokens": 3}\n')
@@ -115,17 +126,20 @@ async def test_a_server_that_never_comes(scripted: ScriptedServer, capsys: pytes
         (["--request-rate", "0"], "positive"),
         (["--random-range-ratio", "1"], "range ratio"),
         (["--num-promts", "1"], "--num-promts"),
+        (["--num-prompts", "many"], "wants a number, got 'many'"),
+        (["--num-warmups", "-1"], "not be negative"),
+        (["--base-url", "localhost:8000"], "http://HOST:PORT"),
     ],
 )
 def test_bad_options_are_explained(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
-        main(argv)
+        main(["serve", *argv])
     assert exit_info.value.code == 2
     assert message in capsys.readouterr().err
 
 
 def test_a_tokenizer_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--tokenizer", str(tmp_path)]) == 1
+    assert main(["serve", "--tokenizer", str(tmp_path)]) == 1
     assert "tokenizer.json does not exist" in capsys.readouterr().err
 
 

@@ -1,0 +1,38 @@
+"""How far a model's distributions of the next token are from those of a reference."""
+
+import statistics
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+def log_probabilities(logits: Tensor) -> Tensor:
+    """[positions, V], in double precision."""
+    return torch.log_softmax(logits.double(), -1)
+
+
+@dataclass(eq=False, slots=True)
+class Divergence:
+    """Over positions of text."""
+
+    num_equal: int = 0  # positions whose most probable token is the reference's
+    kls: list[float] = field(default_factory=list)  # Kullback-Leibler, of each position, in nats
+
+    def add(self, expected: Tensor, found: Tensor) -> None:
+        """Log probabilities of the reference and of what is held against it, both [positions, V]."""
+        self.kls += (expected.exp() * (expected - found)).sum(-1).tolist()
+        self.num_equal += int((expected.argmax(-1) == found.argmax(-1)).sum())
+
+    @property
+    def equal_best(self) -> float:
+        """The share of positions."""
+        return self.num_equal / len(self.kls)
+
+    @property
+    def mean_kl(self) -> float:
+        return statistics.fmean(self.kls)
+
+    @property
+    def largest_kl(self) -> float:
+        return max(self.kls)
