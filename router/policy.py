@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from kvasir.router.costs import Cached, LocalPrefill, decode_s, fastest, local_s, prefill_s, trip_s
+from kvasir.router.costs import Cached, LocalPrefill, Speeds, decode_s, fastest, local_s, prefill_s, trip_s
 from kvasir.router.views import MAX_QUEUED_CHUNKS, Need, NodeView, num_blocks_for
 
 _ALIKE = 1.25  # costs within this factor are the same: that is how well speeds are known
@@ -78,7 +78,10 @@ def choose(
     last_prefill: str = "",
     last_decode: str = "",
 ) -> Choice | None:
-    """A pair that has room for it now; None: let it wait. `cached`: of its tokens, those held by the node there."""
+    """A pair that has room for it now; None: let it wait. `cached`: of its tokens, those held by the node there.
+
+    Where the prefill nodes of the best decode node's connector are busy, one of another connector may have its turn.
+    """
     able = [node for node in decode if has_room_to_decode(node, need)]
     if not able:
         return None
@@ -90,24 +93,41 @@ def choose(
         is_alone = need.wants_prefill and node.connector not in connectors
         return decode_s(node, need, cached(node.address), best, is_alone=is_alone)
 
-    decoder = rules.policy(able, last_decode, cost)
+    while able:
+        decoder = rules.policy(able, last_decode, cost)
+        own = [node for node in senders if node.connector == decoder.connector]
+        choice = _with(decoder, own, need, rules, cached, best, last_prefill)
+        if choice is not None:
+            return choice
+        able = [node for node in able if node.connector != decoder.connector]
+    return None
+
+
+def _with(
+    decoder: NodeView,
+    senders: Sequence[NodeView],
+    need: Need,
+    rules: Rules,
+    cached: Cached,
+    best: Speeds,
+    last_prefill: str,
+) -> Choice | None:
+    """Who prefills for this decode node; None: whoever could is busy."""
     if not need.wants_prefill:
         return Choice(decoder, None)
-    senders = [node for node in senders if node.connector == decoder.connector]
     if not senders:
         return Choice(decoder, None, "alone")
-
-    senders = [node for node in senders if has_room_to_prefill(node)]
-    remote_s = {node.address: prefill_s(node, need, cached(node.address), best) for node in senders}
+    idle = [node for node in senders if has_room_to_prefill(node)]
+    remote_s = {node.address: prefill_s(node, need, cached(node.address), best) for node in idle}
     num_cached = cached(decoder.address)
     why_local = "" if need.crosses_tiers else rules.local_prefill.reason(need, num_cached)
     if why_local:
         there_s = trip_s(decoder, need, num_cached, min(remote_s.values(), default=inf), best)
         if local_s(decoder, need, num_cached, best) <= there_s:
             return Choice(decoder, None, why_local)
-    if not senders:
+    if not idle:
         return None
-    return Choice(decoder, rules.policy(senders, last_prefill, lambda node: remote_s[node.address]))
+    return Choice(decoder, rules.policy(idle, last_prefill, lambda node: remote_s[node.address]))
 
 
 def can_ever_decode(node: NodeView, need: Need) -> bool:

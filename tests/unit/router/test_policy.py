@@ -107,3 +107,12 @@ def test_a_request_with_a_ticket_wants_a_decode_node_that_speaks_its_connector()
     need = Need(num_tokens=100, max_num_tokens=200, wants_prefill=False, connector="redis")
     assert not can_ever_decode(at("d"), need)
     assert chosen(choose(need, [IDLE], [at("d"), at("e", connector="redis")], BY_LOAD)) == ("e", None)
+
+
+def test_where_the_prefill_nodes_of_one_connector_are_busy_another_connector_has_its_turn() -> None:
+    busy, idle = at("p", num_queued_tokens=2000), at("q", connector="redis")
+    nodes = [at("d"), at("e", connector="redis", num_seats_taken=2)]
+    assert chosen(choose(NEED, [at("p"), idle], nodes, BY_LOAD)) == ("d", "p")
+    assert chosen(choose(NEED, [busy, idle], nodes, BY_LOAD)) == ("e", "q")
+    assert chosen(choose(NEED, [busy], nodes, BY_LOAD)) == ("e", None), "it prefills for itself in any case"
+    assert choose(NEED, [busy, replace(busy, address="q", connector="redis")], nodes, BY_LOAD) is None
