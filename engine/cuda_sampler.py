@@ -11,8 +11,9 @@ from torch import Tensor
 from kvasir.engine.cuda_upload import upload
 from kvasir.engine.grammar_step import Masks
 from kvasir.engine.request import Request
-from kvasir.engine.sampler import Drafts, sample
-from kvasir.engine.sampling_tensors import SamplingRow, sampling_tensors
+from kvasir.engine.sampler import Drafts, sample, taken
+from kvasir.engine.sampling_row import rows_of
+from kvasir.engine.sampling_tensors import sampling_tensors
 from kvasir.engine.step import Sampled
 from kvasir.kernels.backend import is_triton
 from kvasir.kernels.sample import MAX_VOCABULARY
@@ -26,7 +27,7 @@ def samples_on_device(logits: Tensor) -> bool:
     return is_triton(logits) and logits.shape[1] <= MAX_VOCABULARY
 
 
-def rows_of(logits: Tensor, rows: Sequence[int]) -> Tensor:
+def logits_of(logits: Tensor, rows: Sequence[int]) -> Tensor:
     """logits [R, V] -> [len(rows), V]. Indexing by a list would wait for the device."""
     return logits.index_select(0, upload([np.array(rows, np.int64)], logits.device)[0])
 
@@ -36,16 +37,16 @@ def sample_on_device(logits: Tensor, requests: Sequence[Request], masks: Masks, 
     proposals = [drafts.get(request.request_id, ()) for request in requests]
     ends = _ends(proposals)
     here = [i for i, request in enumerate(requests) if _is_plain(request)]
-    rows = [row for i in here for row in _rows(requests[i], proposals[i])]
+    rows = [row for i in here for row in rows_of(requests[i], proposals[i])]
     tokens: Tensor | None = None
     if rows:
         params = sampling_tensors(rows, logits.shape[1], logits.device)
-        mine = logits if len(here) == len(requests) else rows_of(logits, _indices(here, proposals, ends))
+        mine = logits if len(here) == len(requests) else logits_of(logits, _indices(here, proposals, ends))
         tokens = sample_rows(mine, params)  # launched, and not waited for while others are sampled
     results = _sample_others(logits, requests, proposals, ends, masks, drafts)
     chosen = iter([] if tokens is None else tokens.tolist())
     for i in here:
-        results[i] = _taken(requests[i], proposals[i], [next(chosen) for _ in range(1 + len(proposals[i]))])
+        results[i] = taken(requests[i], proposals[i], [next(chosen) for _ in range(1 + len(proposals[i]))])
     return [results[i] for i in range(len(requests))]
 
 
@@ -56,7 +57,7 @@ def _sample_others(
     others = [i for i, request in enumerate(requests) if not _is_plain(request)]
     if not others:
         return {}
-    sampled = sample(rows_of(logits, _indices(others, proposals, ends)), [requests[i] for i in others], masks, drafts)
+    sampled = sample(logits_of(logits, _indices(others, proposals, ends)), [requests[i] for i in others], masks, drafts)
     return dict(zip(others, sampled, strict=True))
 
 
@@ -75,28 +76,3 @@ def _ends(proposals: Sequence[Sequence[int]]) -> list[int]:
 
 def _indices(of: Sequence[int], proposals: Sequence[Sequence[int]], ends: Sequence[int]) -> list[int]:
     return [row for i in of for row in range(ends[i] - 1 - len(proposals[i]), ends[i])]
-
-
-def _rows(request: Request, proposed: Sequence[int]) -> list[SamplingRow]:
-    """Each position as if the drafts before it had been accepted; if they are not, it does not count."""
-    outputs = request.output_token_ids
-    return [
-        SamplingRow(
-            params=request.sampling,
-            prompt=request.prompt_token_ids,
-            outputs=[*outputs, *proposed[:i]] if i else outputs,
-        )
-        for i in range(1 + len(proposed))
-    ]
-
-
-def _taken(request: Request, proposed: Sequence[int], tokens: Sequence[int]) -> Sampled:
-    """Drafts are kept up to the first that the request would not have chosen; its own choice comes in its place."""
-    taken: list[int] = []
-    for token, draft in zip(tokens, (*proposed, -1), strict=True):
-        if token < 0:  # if not the first, it is found again in the next step, where it comes first
-            return Sampled(tuple(taken), is_finite=bool(taken))
-        taken.append(token)
-        if token != draft or token in request.sampling.stop_token_ids:
-            break
-    return Sampled(tuple(taken))

@@ -5,18 +5,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-
 from kvasir.common.errors import InvalidRequest
 from kvasir.engine.request import Request, RequestId
+from kvasir.engine.sampling_row import Mask
 from kvasir.engine.step import Sampled
 
 log = logging.getLogger(__name__)
 
-# Shapes: V vocabulary
-
-Masks = Mapping[RequestId, Tensor | InvalidRequest]  # [V] bool: may come next
+Masks = Mapping[RequestId, Mask | InvalidRequest]
 
 
 class GrammarMasks:
@@ -35,12 +31,12 @@ class GrammarMasks:
         return self._thread.submit(lambda: {request.request_id: next_mask(request) for request in constrained})
 
 
-def next_mask(request: Request) -> Tensor | InvalidRequest:
+def next_mask(request: Request) -> Mask | InvalidRequest:
     """For the token after its outputs, and after those that were taken since."""
     assert request.matcher is not None
     try:
         request.matcher.follow(request.output_token_ids)
-        return torch.from_numpy(request.matcher.allowed(request.sampling.stop_token_ids))
+        return request.matcher.allowed(request.sampling.stop_token_ids)
     except BaseException as error:  # a panic of the library is no Exception
         return _known(error)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvasir.engine.batch import HostBatch, decodes_first, host_batch
 from kvasir.engine.blocks import BlockId
 from kvasir.engine.cuda_graphs import Capture
-from kvasir.engine.cuda_sampler import rows_of, sample_on_device, samples_on_device
+from kvasir.engine.cuda_sampler import logits_of, sample_on_device, samples_on_device
 from kvasir.engine.forward_pass import ForwardPass, Model
 from kvasir.engine.grammar_step import GrammarMasks, Masks
 from kvasir.engine.kv_cache import KVCache
@@ -91,7 +91,7 @@ class ModelRunner:
                     drafts[request.request_id] = request.draft_token_ids[: chunk.num_drafts]
             first = end
         if len(rows) > len(logits):
-            logits = rows_of(logits, rows)
+            logits = logits_of(logits, rows)
         choose = sample_on_device if samples_on_device(logits) else sample
         sampled = choose(logits, requests, masks.result(), drafts)
         return {request.request_id: one for request, one in zip(requests, sampled, strict=True)}

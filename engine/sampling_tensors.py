@@ -1,30 +1,19 @@
 """What requests want of their next tokens, as the tensors of `kvasir.kernels.sample`: for sampling on the device."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from kvasir.engine.cuda_upload import Array, upload
-from kvasir.engine.logits import banned_now
 from kvasir.engine.sampling_params import SamplingParams
+from kvasir.engine.sampling_row import SamplingRow
 from kvasir.kernels.sample import Bias, Penalties, SamplingTensors
 
 # Shapes: R rows, one a position to be sampled  V vocabulary
 
 Arrays = dict[str, Array]  # by the names of the tensors that they become
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingRow:
-    """One position: what its request wants, and what comes before it."""
-
-    params: SamplingParams
-    prompt: Sequence[int]
-    outputs: Sequence[int]  # drafts before this position among them
-    allowed: NDArray[np.bool_] | None = None  # [V], by the grammar; at least one
 
 
 def sampling_tensors(rows: Sequence[SamplingRow], vocabulary: int, device: torch.device) -> SamplingTensors:
@@ -87,27 +76,10 @@ def _penalties(rows: Sequence[SamplingRow]) -> Arrays:
 
 def _allowed(rows: Sequence[SamplingRow], vocabulary: int) -> Arrays:
     """[R, ceil(V / 32)] int32; nothing where every row may say anything"""
-    masks = [_allowed_of(row, vocabulary) for row in rows]
+    masks = [row.allowed_by_all(vocabulary) for row in rows]
     if all(mask is None for mask in masks):
         return {}
     bits = np.zeros((len(rows), -(-vocabulary // 32) * 32), np.bool_)
     for row, mask in enumerate(masks):
         bits[row, :vocabulary] = True if mask is None else mask
     return {"allowed": np.packbits(bits, axis=1, bitorder="little").view("<i4")}
-
-
-def _allowed_of(row: SamplingRow, vocabulary: int) -> NDArray[np.bool_] | None:
-    """A rule that leaves nothing to say gives way to those before it: grammar, allowed ids, banned ids."""
-    banned = banned_now(row.params, list(row.outputs))
-    if row.allowed is None and not row.params.allowed_token_ids and not banned:
-        return None
-    mask = np.ones(vocabulary, np.bool_) if row.allowed is None else row.allowed[:vocabulary].copy()
-    if row.params.allowed_token_ids:
-        only = np.zeros_like(mask)
-        only[list(row.params.allowed_token_ids)] = True
-        mask = mask & only if (mask & only).any() else mask
-    if banned:
-        rest = mask.copy()
-        rest[banned] = False
-        mask = rest if rest.any() else mask
-    return mask

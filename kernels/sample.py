@@ -111,7 +111,7 @@ def tokens_seen(penalties: Penalties, shape: torch.Size) -> tuple[Tensor, Tensor
 
 
 def _draw(logits: Tensor, params: SamplingTensors, row: int) -> int:
-    number = uniform_reference(int(params.seeds[row]), int(params.positions[row]))
+    number = uniform(int(params.seeds[row]), int(params.positions[row]))
     return draw_reference(
         logits, float(params.temperature[row]), number,
         int(params.top_k[row]), float(params.top_p[row]), float(params.min_p[row]),
@@ -142,7 +142,7 @@ def _at_least(weights: Tensor, threshold: float) -> Tensor:
     return torch.where(weights >= threshold, weights, 0.0)
 
 
-def uniform_reference(seed: int, position: int) -> float:
+def uniform(seed: int, position: int) -> float:
     """A number in [0, 1): two rounds of splitmix64's finaliser, over the seed and then over the position."""
     return (_mix(_mix(seed) ^ (position * 0x9E3779B97F4A7C15)) >> 11) * 2.0**-53
 

@@ -46,12 +46,17 @@ def fake_kv(token_ids: Sequence[int]) -> list[int]:
     return values
 
 
+def fake_digest(token_ids: Sequence[int]) -> int:
+    """Of all their KV."""
+    digest = 0
+    for position, kv in enumerate(fake_kv(token_ids)):
+        digest = _digest_with(digest, kv, position)
+    return digest
+
+
 def fake_tokens(token_ids: Sequence[int], num_tokens: int, seed: int = 0) -> list[int]:
     """The next `num_tokens` tokens after `token_ids`, generated without any cache."""
-    tokens = list(token_ids)
-    digest = 0
-    for position, kv in enumerate(fake_kv(tokens)):
-        digest = _digest_with(digest, kv, position)
+    tokens, digest = list(token_ids), fake_digest(token_ids)
     for _ in range(num_tokens):
         tokens.append(_next_token(digest, len(tokens), seed))
         position = len(tokens) - 1

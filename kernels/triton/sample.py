@@ -64,7 +64,7 @@ def process(logits: Tensor, params: SamplingTensors) -> Tensor:
 
 
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """[R] int64, [R] int64 -> [R] float64 in [0, 1), as `uniform_reference`, bit by bit"""
+    """[R] int64, [R] int64 -> [R] float64 in [0, 1), as `kvasir.kernels.sample.uniform`, bit by bit"""
     out = torch.empty(len(seeds), dtype=torch.float64, device=seeds.device)
     _uniform_kernel[(triton.cdiv(len(seeds), 128),)](seeds, positions, out, len(seeds), BLOCK_R=128, num_warps=4)
     return out

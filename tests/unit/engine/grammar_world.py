@@ -5,20 +5,18 @@ import random
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from kvasir.common.grammar import Grammar
 from kvasir.engine.engine import Engine
 from kvasir.engine.grammar import GrammarMatcher, Grammars
-from kvasir.engine.grammar_step import GrammarMasks
 from kvasir.engine.limits import Limits
 from kvasir.engine.request import FinishReason, Request, RequestId
-from kvasir.engine.sampler import sample
 from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.scheduler import Scheduler
-from kvasir.engine.step import Sampled, StepPlan, StepResult
-from tests.fakes import FakeModelRunner
+from kvasir.engine.step import StepResult
+from tests.unit.engine.sampling_runner import SamplingRunner, fake_logits
 
 PERSON = Grammar(
     "json_schema",
@@ -72,35 +70,18 @@ class Vocabulary:
         )
 
 
-class LogitsRunner(FakeModelRunner):
+class LogitsRunner(SamplingRunner):
     """Likes what ends things, so that outputs do, and dislikes white space."""
 
     def __init__(self, vocabulary: Vocabulary, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
-        self.masks = GrammarMasks()
         self._size = vocabulary.size
         self._likes = [vocabulary.encode(text)[0] for text in "]}@"]
         self._likes_most = [vocabulary.encode('"')[0], vocabulary.eos]
         self._dislikes = [vocabulary.encode(text)[0] for text in " \t\r\n"]
 
-    def execute(self, plan: StepPlan) -> dict[RequestId, Sampled]:
-        masks = self.masks.start([one for chunk in plan.chunks for one in chunk.samplers])
-        requests: list[Request] = []
-        rows: list[torch.Tensor] = []
-        drafts: dict[RequestId, list[int]] = {}
-        for chunk in plan.chunks:
-            digests = self.compute_chunk(chunk)
-            for one in chunk.samplers:
-                requests.append(one)
-                rows += map(self._logits, digests)
-                drafts[one.request_id] = one.draft_token_ids[: chunk.num_drafts]
-        if not rows:
-            return {}
-        sampled = sample(torch.stack(rows), requests, masks.result(), drafts)
-        return {request.request_id: one for request, one in zip(requests, sampled, strict=True)}
-
-    def _logits(self, digest: int) -> torch.Tensor:
-        logits = torch.randn(self._size, generator=torch.Generator().manual_seed(digest & (2**63 - 1)))
+    def logits(self, digest: int, request: Request, num_drafts: int) -> Tensor:
+        logits = fake_logits(digest, self._size) / 3
         logits[self._likes] += 6
         logits[self._likes_most] += 9
         logits[self._dislikes] -= 4

@@ -1,20 +1,35 @@
-"""Random workloads: every block is accounted for, nobody waits for ever, and the output is what it is alone.
+"""Random workloads with all that an engine can be asked for: every block is accounted for, nobody waits for ever, and
+the output is what it is alone.
 
 FUZZ_EXAMPLES=5000 looks for new cases; without it, the same cases are run each time.
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 
+import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvasir.engine.limits import Limits
-from tests.unit.engine.world import Script, Surroundings, World
+from kvasir.engine.sampling_params import SamplingParams
+from tests.unit.engine.script import Rule, Script
+from tests.unit.engine.world import Surroundings, World
 
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
 SMALL = st.integers(0, 6)
 OFTEN_NOT = st.sampled_from([False, False, True])
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Rows are short: to wake a second thread for them takes longer than to choose."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @st.composite
@@ -48,6 +63,27 @@ def some_surroundings(draw: st.DrawFn) -> Surroundings:
 
 
 @st.composite
+def some_wants(draw: st.DrawFn) -> SamplingParams:
+    """Nothing of all this most often, and else several things at once."""
+    if draw(st.booleans()):
+        return SamplingParams(temperature=draw(st.sampled_from([0.0, 1.0])))
+    return SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 0.7, 1.5])),
+        top_k=draw(st.sampled_from([0, 0, 1, 20])),
+        top_p=draw(st.sampled_from([1.0, 1.0, 0.7])),
+        min_p=draw(st.sampled_from([0.0, 0.0, 0.2])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.3, 0.8])),
+        presence_penalty=draw(st.sampled_from([0.0, 1.5])),
+        frequency_penalty=draw(st.sampled_from([0.0, -0.6, 2.0])),
+        logit_bias=draw(st.sampled_from([(), ((5, 9.0), (17, 6.0)), ((3, -100.0),)])),
+        min_tokens=draw(st.sampled_from([0, 0, 5])),
+        allowed_token_ids=draw(st.sampled_from([(), (), tuple(range(90))])),
+        bad_words=draw(st.sampled_from([(), ((6,), (5, 5))])),
+        logprobs=draw(st.sampled_from([None] * 6 + [0, 2])),
+    )
+
+
+@st.composite
 def some_script(draw: st.DrawFn, limits: Limits) -> Script:
     """Any request that fits an empty cache. Prompts share prefixes often."""
     longest = min(limits.max_model_len, limits.num_blocks * limits.block_size + 1) - 1
@@ -59,15 +95,25 @@ def some_script(draw: st.DrawFn, limits: Limits) -> Script:
     prompt = tuple([5] * num_shared + [tail] * (num_tokens - num_shared))[: num_tokens - num_moved]
     kind = draw(st.sampled_from(["plain", "plain", "decode", "decode", "hand_off", "store", "alone"]))
     num_blocks = -(-num_tokens // limits.block_size)
+    wants = draw(some_wants())
+    if kind in ("plain", "hand_off") and draw(OFTEN_NOT):
+        wants = replace(wants, prompt_logprobs=0)
+    rule = Rule(num_moved + draw(st.integers(1, 40)), num_moved + draw(st.sampled_from([2, 9, 50, 50, 50])))
     return Script(
         prompt=prompt,
         max_tokens=num_moved + draw(st.sampled_from([12, 30, 40]) | st.integers(1, 20)),
         arrival=draw(st.integers(0, 8)),
         priority=draw(st.integers(-1, 1)),
         seed=draw(st.integers(0, 2)),
-        stops=draw(st.sampled_from([False, False, True])),
+        stops=draw(OFTEN_NOT),
+        wants=wants,
+        rule=rule if draw(OFTEN_NOT) else None,
+        rule_delay=draw(SMALL),
+        breaks_after=draw(st.sampled_from([None] * 15 + [num_moved, num_moved + 4])),
+        salt=draw(st.sampled_from(["", "", "pepper"])),
         num_moved_tokens=num_moved,
         hand_off=kind in ("hand_off", "store"),
+        reports_filled=kind in ("plain", "decode", "alone") and draw(OFTEN_NOT),
         loads=kind in ("store", "decode"),
         lost_blocks=frozenset(draw(st.sets(st.integers(0, num_blocks - 1)))),
         inexact_blocks=frozenset(draw(st.sets(st.integers(0, num_blocks - 1)) if draw(OFTEN_NOT) else st.just(()))),

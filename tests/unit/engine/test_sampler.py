@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from kvasir.engine.request import Request, RequestId
-from kvasir.engine.sampler import sample, uniform
+from kvasir.engine.sampler import sample
 from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.step import Sampled
 from kvasir.kernels.choose import Draw, choose
+from kvasir.kernels.sample import uniform
 
 VOCAB = 50
 

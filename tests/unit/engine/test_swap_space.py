@@ -11,8 +11,9 @@ from kvasir.engine.preemption import Way
 from kvasir.engine.request import Phase, RequestId
 from kvasir.engine.swap_space import HostBlock, SwapSpace
 from tests.fakes import fake_tokens
+from tests.unit.engine.script import Script
 from tests.unit.engine.test_engine import hash_of, make_engine, make_request, outputs_of, run, runner_of
-from tests.unit.engine.world import Host, Script, Surroundings, World
+from tests.unit.engine.world import Host, Surroundings, World
 
 
 def test_places_are_free_or_held() -> None:

@@ -3,50 +3,21 @@
 Each tick the script acts, then the engine steps if it has work; after each step everything that must hold is checked.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from kvasir.engine.blocks import BlockId
 from kvasir.engine.engine import Engine
 from kvasir.engine.limits import Limits
-from kvasir.engine.request import FinishReason, Phase, Request, RequestId
-from kvasir.engine.sampling_params import SamplingParams
+from kvasir.engine.request import Phase, Request, RequestId
 from kvasir.engine.scheduler import Scheduler
 from kvasir.engine.speculation.speculator import Speculator
-from kvasir.engine.step import Admitted, ComputedBlocks, Sampled, SequenceOutput, StepPlan, StepResult
-from kvasir.engine.swap_space import HostBlock, SwapSpace
-from tests.fakes import FakeModelRunner, fake_kv, fake_tokens
+from kvasir.engine.step import Admitted, ComputedBlocks, PromptLogprobs, SequenceOutput, StepPlan, StepResult
+from kvasir.engine.swap_space import SwapSpace
+from tests.fakes import fake_kv, fake_score
+from tests.unit.engine.checking_runner import CheckingRunner, Host, ticking
 from tests.unit.engine.drafting import Always, Oracle
-
-STOP_TOKENS = frozenset(range(0, 1000, 17))  # about every 17th token stops
-
-
-@dataclass(frozen=True)
-class Script:
-    """One request, and what befalls it. Times are ticks; None: never."""
-
-    prompt: tuple[int, ...]
-    max_tokens: int = 6
-    arrival: int = 0
-    priority: int = 0
-    seed: int = 0
-    stops: bool = False
-    num_moved_tokens: int = 0  # output tokens that it has already when it comes
-    hand_off: bool = False
-    loads: bool = False  # awaits blocks
-    lost_blocks: frozenset[int] = frozenset()  # indices that never land, or land as garbage
-    inexact_blocks: frozenset[int] = frozenset()  # indices that land a little different, and are said to
-    blocks_per_tick: int = 1
-    load_delay: int = 0
-    continue_at: int | None = None  # awaits the first token until so many ticks after arrival
-    num_first_tokens: int = 1  # that come with it
-    cancel_after: int | None = None
-    release_delay: int = 0  # of reported blocks
-    forks: tuple[int | None, ...] = ()  # when each further sequence of the prompt is cancelled
-    is_stored: bool = False  # what it loads comes from a store, and can be fetched again
+from tests.unit.engine.script import FAILED, Life, Script
 
 
 @dataclass(frozen=True)
@@ -59,73 +30,6 @@ class Surroundings:
     num_drafts: int = 0  # at most, for each request and step
 
 
-@dataclass
-class Life:
-    """What has become of one script so far."""
-
-    script: Script
-    request: Request
-    tokens: list[int] = field(default_factory=list)
-    reason: FinishReason | None = None
-    num_reported: int = 0
-    to_load: list[int] = field(default_factory=list)
-    block_table: tuple[BlockId, ...] = ()
-    load_at: int | None = None
-    is_loading: bool = False
-    cancelled: bool = False
-    leader: "Life | None" = None
-    has_inexact: bool = False
-
-    @property
-    def is_inexact(self) -> bool:
-        """What it generates is its own; that nobody else's changes is what is checked."""
-        return self.has_inexact or (self.leader is not None and self.leader.is_inexact)
-
-    @property
-    def known(self) -> list[int]:
-        """The tokens that it came with."""
-        return self.request.token_ids[: self.request.num_tokens_at_arrival]
-
-
-class CheckingRunner(FakeModelRunner):
-    """Also checks that no plan breaks a limit, and that nobody writes what another may read."""
-
-    scheduler: Scheduler
-
-    def execute(self, plan: StepPlan) -> dict[RequestId, Sampled]:
-        limits, tables = self.scheduler.limits, self.scheduler.tables
-        assert 0 < plan.num_tokens <= limits.max_num_batched_tokens
-        assert len({chunk.request.request_id for chunk in plan.chunks}) == len(plan.chunks)
-        for chunk in plan.chunks:
-            assert chunk.num_tokens > 0
-            assert chunk.request.phase is Phase.RUNNING
-            first, last = chunk.start // limits.block_size, (chunk.end - 1) // limits.block_size
-            for block in chunk.request.block_table[first : last + 1]:
-                assert tables.pool.ref_count(block) == 1, f"block {block} is written while others hold it"
-                assert not tables.cache.is_registered(block), f"block {block} is written while it can be found"
-        return super().execute(plan)
-
-
-class Host:
-    """Memory for preempted requests."""
-
-    def __init__(self, kv: NDArray[np.int64]) -> None:
-        self._kv = kv
-        self._saved: dict[HostBlock, NDArray[np.int64]] = {}
-
-    def save(self, block: BlockId, place: HostBlock) -> None:
-        self._saved[place] = self._kv[block].copy()
-
-    def load(self, place: HostBlock, block: BlockId) -> None:
-        self._kv[block] = self._saved[place]
-
-
-def ticking(step_s: float) -> Callable[[], float]:
-    """A clock that goes on by so much each time it is read."""
-    times = iter(range(10**9))
-    return lambda: step_s * next(times)
-
-
 class World:
     def __init__(self, limits: Limits, scripts: Sequence[Script], surroundings: Surroundings = Surroundings()) -> None:
         self.limits = limits
@@ -136,20 +40,29 @@ class World:
         scheduler.fetch_s_per_block = surroundings.fetch_s
         self.engine = Engine(scheduler, self.runner, clock=ticking(1.0))
         if surroundings.num_drafts:
-            oracle = Oracle(lambda request, most: fake_tokens(request.token_ids, most, request.sampling.seed))
+            oracle = Oracle(lambda request, most: self.lives[request.request_id].next_tokens(most))
             self.engine.speculator = Speculator(oracle, scheduler, surroundings.num_drafts, Always())
         self.runner.scheduler = scheduler
         self.lives: dict[str, Life] = {}
         for i, script in enumerate(scripts):
             self._add(f"r{i}", script)
+        self.runner.breaks_after = {RequestId(name): life.script.breaks_after for name, life in self.lives.items()}
         self.reports: list[tuple[int, ComputedBlocks, list[int]]] = []  # (when to release, report, its tokens)
         self.tick = 0
 
     def _add(self, name: str, script: Script) -> None:
-        leader = Life(script, _request(name, script))
+        leader = Life(script, script.request(name))
+        wants = replace(script.wants, prompt_logprobs=None)
         for number, cancel_after in enumerate(script.forks, start=1):
-            of_fork = replace(script, loads=False, seed=script.seed + number, cancel_after=cancel_after)
-            fork = Life(of_fork, _request(f"{name}.{number}", of_fork), leader=leader)
+            of_fork = replace(
+                script,
+                loads=False,
+                seed=script.seed + number,
+                cancel_after=cancel_after,
+                breaks_after=None,
+                wants=wants,
+            )
+            fork = Life(of_fork, of_fork.request(f"{name}.{number}"), leader=leader)
             leader.request.forks.append(fork.request)
             self.lives[f"{name}.{number}"] = fork  # continued before its leader is
         self.lives[name] = leader
@@ -181,26 +94,23 @@ class World:
                 self.engine.submit(life.request)
         for name, life in self.lives.items():
             age = self.tick - life.script.arrival
+            if age == life.script.rule_delay and life.script.rule is not None and life.leader is None:
+                self.engine.grammar_ready(RequestId(name), life.script.rule.matcher)
             if age == life.script.continue_at:
-                self._continue(life)
+                life.tokens += life.first_tokens
+                self.engine.continue_with(RequestId(name), life.first_tokens)
             if age == life.script.cancel_after:
                 life.cancelled = True
                 self.engine.cancel(RequestId(name))
                 self.engine.check_invariants()
             if life.is_loading and life.load_at is not None and self.tick >= life.load_at:
                 self._load_some(life)
-            last_act = max(0, life.script.continue_at or 0, life.script.cancel_after or 0)
-            is_done &= age >= last_act and not life.is_loading
+            is_done &= age >= life.script.last_act and not life.is_loading
         for due in [report for report in self.reports if report[0] <= self.tick]:
             self.reports.remove(due)
             self._check_content(due[1], due[2])
             self.engine.release_blocks(due[1].block_ids)
         return is_done and not self.reports
-
-    def _continue(self, life: Life) -> None:
-        first = fake_tokens(life.known, life.script.num_first_tokens, life.script.seed)
-        life.tokens += first
-        self.engine.continue_with(life.request.request_id, first)
 
     def _load_some(self, life: Life) -> None:
         for index in life.to_load[: life.script.blocks_per_tick]:
@@ -228,7 +138,10 @@ class World:
         for plan in self.runner.plans[num_plans:]:
             self._check_nobody_overtakes(plan, running)
         self._read(result)
+        salts: dict[BlockId, str] = {}
         for life in self.lives.values():
+            for block in life.request.block_table:
+                assert salts.setdefault(block, life.script.salt) == life.script.salt, "one block for two salts"
             if life.is_inexact:
                 self._check_cached(life.request)
 
@@ -240,13 +153,18 @@ class World:
         assert not (left_out and newcomers), f"{newcomers} overtook {left_out}"
 
     def _read(self, result: StepResult) -> None:
-        assert not result.failed
         for admitted in result.admitted:
             self._admit(self.lives[admitted.request.request_id], admitted)
+        for scores in result.prompt_logprobs:
+            self._take_scores(self.lives[scores.request_id], scores)
         for report in result.computed:
             self._take_report(self.lives[report.request_id], report)
         for output in result.outputs:
             self._take_output(self.lives[output.request_id], output)
+        for failed in result.failed:
+            life = self.lives[failed.request_id]
+            assert life.end is None, "failed after its end"
+            life.end = FAILED
 
     def _admit(self, life: Life, admitted: Admitted) -> None:
         assert life.leader is None, "forks come with their leader"
@@ -259,12 +177,24 @@ class World:
         life.block_table = admitted.block_table
         life.is_loading, life.load_at = True, self.tick + 1 + life.script.load_delay
 
+    def _take_scores(self, life: Life, scores: PromptLogprobs) -> None:
+        assert scores.first_position == life.num_scored + 1
+        life.num_scored += len(scores.positions)
+        expected = (fake_score(life.script.prompt, 1 + i) for i in range(life.num_scored))
+        assert scores.positions == tuple(expected)[scores.first_position - 1 :]
+
     def _take_report(self, life: Life, report: ComputedBlocks) -> None:
-        assert report.first_index == life.num_reported
-        life.num_reported += len(report.block_ids)
-        assert report.is_last == (life.num_reported == -(-len(life.known) // self.limits.block_size))
-        self._check_content(report, life.known)
-        self.reports.append((self.tick + life.script.release_delay, report, life.known))
+        end = report.first_index + len(report.block_ids)
+        if life.script.hand_off:
+            assert report.first_index == life.num_reported
+            assert report.is_last == (end == -(-len(life.known) // self.limits.block_size))
+        else:
+            assert report.first_index >= life.num_reported
+            assert set(report.num_tokens) == {self.limits.block_size}
+        life.num_reported = end
+        tokens = life.request.token_ids[: end * self.limits.block_size]
+        self._check_content(report, tokens)
+        self.reports.append((self.tick + life.script.release_delay, report, tokens))
 
     def _check_cached(self, request: Request) -> None:
         """Of its blocks, those that others can find hold what their hash says."""
@@ -285,54 +215,21 @@ class World:
             assert list(self.runner.kv[block, :num_tokens]) == values[start : start + num_tokens]
 
     def _take_output(self, life: Life, output: SequenceOutput) -> None:
-        assert life.reason is None, "spoke after its end"
+        assert life.end is None, "spoke after its end"
         assert not life.cancelled or not output.token_ids, "generated after it was cancelled"
+        assert len(output.logprobs) == (len(output.token_ids) if life.script.wants.logprobs is not None else 0)
         life.tokens += output.token_ids
-        life.reason = output.finish_reason
+        life.end = output.finish_reason
 
     def _check_outcome(self, life: Life) -> None:
-        expected, reason = self._expected(life)
+        expected, end = life.expected(self.limits)
+        assert life.cancelled or life.end, "neither finished nor cancelled"
         if life.is_inexact:
-            assert life.cancelled or life.reason, "neither finished nor cancelled"
-        elif life.reason is None:
-            assert life.cancelled, "neither finished nor cancelled"
+            return
+        breaks_with_leader = life.leader is not None and life.leader.script.breaks_after is not None
+        if life.end is None or (life.end == FAILED and breaks_with_leader):
             assert life.tokens == expected[: len(life.tokens)]
         else:
-            assert life.tokens == expected
-            assert life.reason is reason
-
-    def _expected(self, life: Life) -> tuple[list[int], FinishReason]:
-        """What it generates here (and the first token that it was given), by the rules alone."""
-        script = life.script
-        given = script.num_first_tokens if script.continue_at is not None else 0
-        longest = min(self.limits.max_model_len, self.limits.num_blocks * self.limits.block_size + 1)
-        room = script.max_tokens - script.num_moved_tokens
-        if not script.hand_off:  # else it grows elsewhere
-            room = max(given, min(room, longest - len(life.known)))
-        tokens = fake_tokens(life.known, room, script.seed)
-        for i in range(given, room):
-            if script.stops and tokens[i] in STOP_TOKENS:
-                return tokens[: i + 1], FinishReason.STOP
-            if script.hand_off and i + 1 < room:
-                return tokens[: i + 1], FinishReason.HANDED_OFF
-        return tokens, FinishReason.LENGTH
-
-
-def _request(name: str, script: Script) -> Request:
-    awaits = {"blocks"} if script.loads else set()
-    if script.continue_at is not None:
-        awaits.add("continue")
-    return Request(
-        request_id=RequestId(name),
-        prompt_token_ids=list(script.prompt),
-        output_token_ids=fake_tokens(script.prompt, script.num_moved_tokens, script.seed),
-        sampling=SamplingParams(
-            max_tokens=script.max_tokens,
-            seed=script.seed,
-            stop_token_ids=STOP_TOKENS if script.stops else frozenset(),
-        ),
-        priority=script.priority,
-        hand_off=script.hand_off,
-        arrival_s=float(script.arrival),
-        awaits=awaits,
-    )
+            assert (life.tokens, life.end) == (expected, end)
+            if life.script.wants.prompt_logprobs is not None and end != FAILED:
+                assert life.num_scored == len(life.script.prompt) - 1

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvasir.kernels.choose import Draw, choose, choose_reference
+from kvasir.kernels.choose import Change, Draw, choose, choose_reference
 
 LAST = math.nextafter(1, 0)
 
 
-def drawn(logits: Tensor, *draws: Draw, may_hold_bans: bool = False) -> list[int]:
-    return choose(logits, draws, may_hold_bans=may_hold_bans)[1].tolist()
+def drawn(logits: Tensor, *draws: Draw, allowed: list[bool] | None = None) -> list[int]:
+    changes = {} if allowed is None else {r: Change(allowed=np.array(allowed)) for r in range(len(draws))}
+    return choose(logits, draws, changes)[1].tolist()
 
 
 @pytest.mark.parametrize("vocabulary", [1, 15, 16, 64, 65, 1000, 1025])
@@ -45,11 +46,13 @@ def test_what_is_left_out_is_what_the_reference_leaves_out(vocabulary: int, kind
     logits = (0.3 if kind == "flat" else 4) * torch.randn(len(draws), vocabulary, generator=generator)
     if kind == "ties":
         logits = (logits / 2).round()
+    changes = {}
     if kind == "bans":
-        logits[torch.rand(logits.shape, generator=generator) < 0.7] = -math.inf
-        logits[:, vocabulary // 2] = 1
-    mine = choose(logits, draws, may_hold_bans=kind == "bans")
-    theirs = choose_reference(logits, draws, may_hold_bans=kind == "bans")
+        allowed = torch.rand(logits.shape, generator=generator) < 0.3
+        allowed[:, vocabulary // 2] = True
+        changes = {r: Change(allowed=row) for r, row in enumerate(allowed.numpy())}
+    mine = choose(logits, draws, changes)
+    theirs = choose_reference(logits, draws, changes)
     assert mine[0].tolist() == theirs[0].tolist()
     wrong = [(draws[r], mine[1][r], theirs[1][r]) for r in range(len(draws)) if mine[1][r] != theirs[1][r]]
     assert not wrong
@@ -64,18 +67,18 @@ def test_those_that_tie_at_the_edge_all_stay(options: dict[str, float]) -> None:
 
 
 def test_only_one_may_come() -> None:
-    logits = torch.full((1, 200), -math.inf)
+    logits = torch.zeros(1, 200)
     logits[0, 77] = -2.0
+    allowed = [token == 77 for token in range(200)]
     for options in ({}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1}, {"top_k": 500, "top_p": 0.999, "min_p": 1e-9}):
         for u in (0.0, 0.5, LAST):
-            assert drawn(logits, Draw(0.8, u, **options), may_hold_bans=True) == [77]  # type: ignore[arg-type]
-    assert drawn(logits, Draw(), may_hold_bans=True) == [77]
+            assert drawn(logits, Draw(0.8, u, **options), allowed=allowed) == [77]  # type: ignore[arg-type]
+    assert drawn(logits, Draw(), allowed=allowed) == [77]
 
 
 def test_nothing_may_come_and_yet_there_is_an_end() -> None:
-    logits = torch.full((1, 70), -math.inf)
     for draw in (Draw(), Draw(1.0, 0.5), Draw(1.0, 0.5, 3, 0.5, 0.5)):
-        assert drawn(logits, draw, may_hold_bans=True) == [0]
+        assert drawn(torch.zeros(1, 70), draw, allowed=[False] * 70) == [0]
 
 
 def test_of_equals_the_first_is_the_best() -> None:
@@ -115,6 +118,74 @@ def test_temperatures_that_are_next_to_none() -> None:
     logits = torch.tensor([[1.0, 1.5, -3.0]])
     for temperature in (1e-3, 1e-30, 1e-45):
         assert drawn(logits, Draw(temperature, 0.999)) == [1]
+
+
+def some_changes(vocabulary: int, generator: torch.Generator) -> list[Change]:
+    """Each alone, all together, and on tokens that have several of them."""
+
+    def some_tokens(most: int) -> list[int]:
+        return torch.randperm(vocabulary, generator=generator)[:most].tolist()
+
+    bias = [(token, 3.0 - i) for i, token in enumerate(some_tokens(7))]
+    seen = {token: i % 3 for i, token in enumerate(some_tokens(30) + [token for token, _ in bias[:2]])}
+    allowed = (torch.rand(vocabulary, generator=generator) < 0.5).numpy()
+    allowed[0] = True
+    return [
+        Change(bias=bias),
+        Change(repetition=1.7, seen=seen),
+        Change(presence=1.5, seen=seen),
+        Change(frequency=-0.7, seen=seen),
+        Change(allowed=allowed),
+        Change(bias, 0.6, -0.3, 0.9, seen, allowed),
+    ]
+
+
+@pytest.mark.parametrize("vocabulary", [1, 65, 1025])
+def test_what_is_done_to_rows_first_is_what_the_reference_does(vocabulary: int) -> None:
+    """Among rows to which nothing is done, and whatever is drawn then. What was given stays as it was."""
+    generator = torch.Generator().manual_seed(vocabulary)
+    changes = dict(zip(range(0, 60, 2), 5 * some_changes(vocabulary, generator), strict=True))
+    logits = 2 * torch.randn(60, vocabulary, generator=generator)
+    before = logits.clone()
+    us = torch.rand(60, generator=generator, dtype=torch.float64).tolist()
+    kinds = [Draw(), Draw(0.9), Draw(1.2, top_k=20), Draw(0.8, top_p=0.9), Draw(1.0, min_p=0.05)] * 12
+    draws = [draw._replace(u=u) for draw, u in zip(kinds, us, strict=True)]
+    mine, theirs = choose(logits, draws, changes), choose_reference(logits, draws, changes)
+    assert [one.tolist() for one in mine] == [one.tolist() for one in theirs]
+    assert torch.equal(logits, before)
+    if vocabulary > 1:
+        assert mine[0].tolist() != choose(logits, draws)[0].tolist()
+    for r in range(60):
+        alone = choose(logits[r : r + 1], draws[r : r + 1], {0: changes[r]} if r in changes else {})
+        assert (alone[0][0], alone[1][0]) == (mine[0][r], mine[1][r])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_no_change_hides_that_a_row_is_not_finite(bad: float) -> None:
+    logits = torch.zeros(2, 100)
+    logits[0, 33] = bad
+    change = Change([(33, 1.0)], 2.0, 1.0, 1.0, {33: 2}, np.arange(100) != 33)
+    assert choose(logits, [Draw()] * 2, {0: change, 1: change})[0].tolist() == [-1, 0]
+
+
+def test_penalties_may_leave_nothing_finite() -> None:
+    """Repetition below 1 makes of a logit what float32 does not hold: it is the best, as the reference has it."""
+    change = Change(repetition=1e-39, seen={7: 0})
+    for draw in (Draw(), Draw(1.0, 0.9), Draw(1.0, 0.9, top_p=0.5)):
+        tokens = [pick(torch.ones(1, 20), [draw], {0: change})[1][0] for pick in (choose, choose_reference)]
+        assert tokens == [7, 7]
+
+
+def test_weights_are_those_of_the_reference_to_the_last_digits() -> None:
+    """A total in float32 once let one token more or less into top-p, where its edge fell between two of these."""
+    logits = torch.linspace(0, -12, 49_152)[None]
+    ordered = logits[0].double().exp()
+    for count in (100, 1000, 10_000, 40_000):
+        edge = float(ordered[:count].sum() / ordered.sum())
+        for p, last in ((edge * (1 - 1e-12), count - 1), (edge * (1 + 1e-12), count)):
+            assert drawn(logits, Draw(1.0, LAST, top_p=p)) == [last]
+        for u, token in ((edge * (1 - 1e-12), count - 1), (edge * (1 + 1e-12), count)):
+            assert drawn(logits, Draw(1.0, u)) == [token]
 
 
 def test_other_rows_make_no_difference() -> None:

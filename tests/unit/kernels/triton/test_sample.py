@@ -12,10 +12,10 @@ from torch import Tensor
 
 from kvasir.engine.request import Request, RequestId
 from kvasir.engine.sampler import sample as sample_on_host
-from kvasir.engine.sampler import uniform as uniform_on_host
 from kvasir.engine.sampling_params import SamplingParams
-from kvasir.engine.sampling_tensors import SamplingRow, sampling_tensors
-from kvasir.kernels.sample import process_reference, sample, sample_reference, uniform_reference
+from kvasir.engine.sampling_row import Mask, SamplingRow
+from kvasir.engine.sampling_tensors import sampling_tensors
+from kvasir.kernels.sample import process_reference, sample, sample_reference, uniform
 from kvasir.kernels.triton import sample as kernel
 from tests.unit.kernels.triton.poison import poison_new_memory
 
@@ -42,7 +42,7 @@ def one_token(logits: list[float], device: str, **params: Any) -> int:
 
 def spread_seeds() -> list[int]:
     """Their numbers for position 1 are about 1/16, 3/16, ... 15/16."""
-    return sorted(range(400), key=lambda seed: uniform_on_host(seed, 1))[25::50]
+    return sorted(range(400), key=lambda seed: uniform(seed, 1))[25::50]
 
 
 def test_numbers_are_those_of_the_host_bit_by_bit(device: str) -> None:
@@ -51,8 +51,7 @@ def test_numbers_are_those_of_the_host_bit_by_bit(device: str) -> None:
     positions = [0, 1, 2**31, 7, 0, *(rng.getrandbits(rng.randrange(1, 40)) for _ in range(300))]
     as_int64 = torch.from_numpy(np.array(seeds, np.uint64).view(np.int64)).to(device)
     numbers = kernel.uniform(as_int64, torch.tensor(positions, device=device)).tolist()
-    assert numbers == [uniform_on_host(seed, position) for seed, position in zip(seeds, positions, strict=True)]
-    assert numbers == [uniform_reference(seed, position) for seed, position in zip(seeds, positions, strict=True)]
+    assert numbers == [uniform(seed, position) for seed, position in zip(seeds, positions, strict=True)]
 
 
 def test_penalties_and_masks_make_of_each_logit_what_is_defined(device: str) -> None:
@@ -100,28 +99,24 @@ def test_any_row_gets_the_token_that_the_host_gives_it(
     generator = torch.Generator().manual_seed(vocabulary + len(params))
     logits = (torch.randn(len(params), vocabulary, generator=generator) * magnitude).to(dtype)
     prompt, outputs = [1, 2, 2, 16, 5], [2, 5, 7, 7]
-    allowed = torch.rand(vocabulary, generator=generator) < 0.5
-    allowed[11] = True
-    rows = [
-        SamplingRow(params=one, prompt=prompt, outputs=outputs, allowed=allowed.numpy() if has_grammar else None)
-        for one in params
-    ]
+    may_come = torch.rand(vocabulary, generator=generator) < 0.5
+    may_come[11] = True
+    allowed = may_come.numpy() if has_grammar else None
+    rows = [SamplingRow(params=one, prompt=prompt, outputs=outputs, allowed=allowed) for one in params]
     tensors = sampling_tensors(rows, vocabulary, torch.device(device))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "_BLOCK_V", 64)
         tokens = sample(logits.to(device), tensors).tolist()
     by_reference = sample_reference(logits, sampling_tensors(rows, vocabulary, torch.device("cpu"))).tolist()
     for row, one in enumerate(params):
-        expected = {host_token(logits[row], one, prompt, outputs, allowed if has_grammar else None)}
+        expected = {host_token(logits[row], one, prompt, outputs, allowed)}
         assert by_reference[row] in expected or by_reference[row] == tokens[row]
         if tokens[row] not in expected:  # the number may have fallen beside an edge
             expected = near_tokens(logits[row : row + 1], rows[row], vocabulary)
         assert tokens[row] in expected
 
 
-def host_token(
-    logits: Tensor, params: SamplingParams, prompt: list[int], outputs: list[int], mask: Tensor | None
-) -> int:
+def host_token(logits: Tensor, params: SamplingParams, prompt: list[int], outputs: list[int], mask: Mask | None) -> int:
     request = Request(request_id=RequestId("r"), prompt_token_ids=prompt, output_token_ids=outputs, sampling=params)
     (sampled,) = sample_on_host(logits.float()[None], [request], {} if mask is None else {request.request_id: mask})
     return sampled.token_ids[0]
@@ -135,9 +130,9 @@ def near_tokens(logits: Tensor, row: SamplingRow, vocabulary: int) -> set[int]:
         for moved in (-EDGE, EDGE):
 
             def number(seed: int, position: int, moved: float = moved) -> float:
-                return min(max(uniform_reference(seed, position) + moved, 0.0), 1 - 2**-53)
+                return min(max(uniform(seed, position) + moved, 0.0), 1 - 2**-53)
 
-            patch.setattr("kvasir.kernels.sample.uniform_reference", number)
+            patch.setattr("kvasir.kernels.sample.uniform", number)
             tokens.add(int(sample_reference(logits.cpu(), tensors)))
     return tokens
 
@@ -157,7 +152,7 @@ def test_tokens_that_weigh_the_same_share_the_numbers_between_0_and_1(
     """Over several blocks, each of which the draw has to pass by."""
     monkeypatch.setattr(kernel, "_BLOCK_V", 8)
     drawn = [one_token([2.5] * 40, device, temperature=0.3, seed=seed) for seed in range(40)]
-    assert drawn == [int(uniform_on_host(seed, 1) * 40) for seed in range(40)]
+    assert drawn == [int(uniform(seed, 1) * 40) for seed in range(40)]
     assert len({token // 8 for token in drawn}) == 5
 
 
