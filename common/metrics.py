@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 from prometheus_client import (
@@ -116,6 +117,12 @@ class Recorder:
             self._record(self._only if self._only is not None and not labels else self._with(labels), value)
         except Exception as error:  # whatever it is, the request that is being served is worth more
             self._metrics.drop(self._name, error)
+
+    def show(self, **labels: Iterable[str]) -> None:
+        """All samples with these values of its own labels, as 0 from the start: a rate of what begins with its first
+        sample misses that one."""
+        for values in product(*labels.values()):
+            self._with(dict(zip(labels, values, strict=True)))
 
     def _with(self, labels: Mapping[str, str]) -> Counter | Gauge | Histogram:
         key = tuple(labels.items())

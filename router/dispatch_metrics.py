@@ -28,6 +28,12 @@ class DispatchMetrics:
         self.nodes_lost = counter("kvasir:nodes_lost", "Sessions with nodes that ended.", ["role"])
         self.canaries = counter("kvasir:canaries", "Canary generations, by result.", ["result"])
         self._finished = counter("kvasir:dispatch_requests", "Sequences that left the dispatcher, by how.", ["outcome"])
+        self.attempts.show(prefill=("remote", "local"))
+        self.local_prefills.show(reason=("alone", "cached", "short"))
+        for by_role in (self._expected, self._cached, self.nodes_joined, self.nodes_lost):
+            by_role.show(role=[role.value for role in Role])
+        self.canaries.show(result=("ok", "failed", "full"))
+        self._finished.show(outcome=("stop", "length", "abort"))
         self.num_tokens = 0  # that nodes gave
         metrics.sampled(self._read)
         self._kv_blocks = counter("kvasir:dispatch_kv_blocks", "Blocks that decode nodes took over.")

@@ -12,6 +12,8 @@ Clock = Callable[[], float]
 
 # How a request can end: what a model's own end or limit gives, and what else may happen.
 OUTCOMES = ("stop", "length", "abort", "error", "invalid", "overloaded")
+_FINISHED = OUTCOMES[:4]  # that vLLM counts
+_ENDPOINTS = ("completions", "chat/completions", "responses")
 
 
 class RouterMetrics:
@@ -24,6 +26,9 @@ class RouterMetrics:
             "kvasir:router_requests", "Generation requests that ended, by how.", ["endpoint", "outcome"]
         )
         self.success = metrics.counter("vllm:request_success", "Requests that ended, by how.", ["finished_reason"])
+        self.started.show(endpoint=_ENDPOINTS)
+        self.ended.show(endpoint=_ENDPOINTS, outcome=OUTCOMES)
+        self.success.show(finished_reason=_FINISHED)
         self.in_flight = metrics.gauge("kvasir:router_requests_in_flight", "Generation requests that have not ended.")
         self.responses = metrics.counter("kvasir:router_http_responses", "HTTP responses, by status.", ["status"])
         self.unknown_fields = metrics.counter(
@@ -80,7 +85,7 @@ class RouterMetrics:
     def end(self, endpoint: str, outcome: str) -> None:
         self._change_in_flight(-1)
         self.ended(endpoint=endpoint, outcome=outcome)
-        if outcome in ("stop", "length", "abort", "error"):
+        if outcome in _FINISHED:
             self.success(finished_reason=outcome)
 
 

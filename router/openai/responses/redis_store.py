@@ -23,7 +23,7 @@ class RedisResponseStore:
 
     async def get(self, owner: str, response_id: str) -> StoredResponse | None:
         data = await self._answer(self._redis.get(_key(owner, response_id)))
-        if data is None:
+        if not isinstance(data, bytes):
             return None
         try:
             stored = StoredResponse.from_bytes(data)

@@ -32,6 +32,16 @@ def test_vllms_names_come_out_as_vllm_writes_them() -> None:
     assert found["vllm:inter_token_latency_seconds_bucket", (labels[0], ("le", "0.001"), labels[1])] == 1
 
 
+def test_samples_that_are_known_are_shown_from_the_start() -> None:
+    metrics = Metrics({"model_name": "m"})
+    counter = metrics.counter("kvasir:things", "Things.", ["kind", "color"])
+    counter.show(kind=("a", "b"), color=("red",))
+    counter(kind="b", color="red")
+    found = {labels: value for (name, labels), value in values(metrics).items() if name == "kvasir:things_total"}
+    own = (("color", "red"), ("kind", "a"), ("model_name", "m")), (("color", "red"), ("kind", "b"), ("model_name", "m"))
+    assert found == {own[0]: 0, own[1]: 1}
+
+
 def test_metrics_without_any_label_and_with_zero_samples_are_shown() -> None:
     metrics = Metrics()
     metrics.counter("kvasir:things", "Things.")
