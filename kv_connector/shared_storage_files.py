@@ -20,6 +20,7 @@ from itertools import count
 from pathlib import Path
 
 from kvasir.kv_connector.base import Frame, StoreKey
+from kvasir.kv_connector.descriptors import Descriptor, read_all, write_all
 from kvasir.kv_connector.store_reading import PAGE_BYTES
 from kvasir.kv_connector.stored import before_payload
 
@@ -32,6 +33,8 @@ _STATUS_BLOCK_BYTES = 512  # what stat counts in
 _MAX_UNNOTED_S = 300.0
 _GONE = (errno.ENOENT, errno.ESTALE)  # the second from NFS, of a file that another machine has removed
 _NONE_OF_OURS = (errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM)  # a link, a socket, another user's
+_DAMAGED = (errno.EIO, errno.EBADMSG, errno.EUCLEAN)  # by the disk, or by the file system
+_MAX_DAMAGED = 3  # files, and none that can be read: more, and it is not the files
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class BlockFolder:
         self.path = path
         self.ttl_s = ttl_s
         self.unnoted_s = min(ttl_s / 8, _MAX_UNNOTED_S)  # a use so soon after the one before is not noted
+        self.damaged: set[str] = set()  # what could not be read, since the last one that could
         self._disk: int | None = None  # that it was on
         self._clock_ahead_s = 0.0  # of the disk's server, to ours
         self._asides = map(f"{os.urandom(16).hex()}.{{}}.tmp".format, count())
@@ -67,7 +71,7 @@ class BlockFolder:
     @contextmanager
     def opened(self, is_made: bool = False) -> Iterator["OpenFolder"]:
         """For some calls, which all go to the same folder whatever becomes of its path."""
-        with _Open(self._open(is_made)) as folder:
+        with Descriptor(self._open(is_made)) as folder:
             status = os.fstat(folder)
             if status.st_uid != os.geteuid():
                 raise PermissionError(errno.EPERM, f"belongs to user {status.st_uid}", str(self.path))
@@ -129,9 +133,9 @@ class OpenFolder:
         return True
 
     def read(self, key: StoreKey, into: memoryview) -> int | None:
-        """How many bytes of `into` it fills; None if it is not there; 0 if it is none of ours."""
+        """How many bytes of `into` it fills; None if it is not there; 0 if it is none of ours, or damaged."""
         try:
-            with _Open(os.open(_checked(key), os.O_RDONLY | _OPEN, dir_fd=self._folder)) as file:
+            with Descriptor(os.open(_checked(key), os.O_RDONLY | _OPEN, dir_fd=self._folder)) as file:
                 status = os.fstat(file)
                 if not stat.S_ISREG(status.st_mode) or status.st_size > into.nbytes:
                     return 0
@@ -140,13 +144,22 @@ class OpenFolder:
                 if self._is_to_be_noted(status):
                     with suppress(OSError):  # read-only, maybe
                         os.utime(file)
-                return _read_all(file, into[: status.st_size])
+                num_bytes = read_all(file, into[: status.st_size])
+                self._of.damaged.clear()
+                return num_bytes
         except OSError as error:
             if error.errno in _GONE:
                 return None
-            if error.errno in _NONE_OF_OURS:
+            if error.errno in _NONE_OF_OURS or (error.errno in _DAMAGED and self._is_damage_of(key)):
                 return 0
             raise
+
+    def _is_damage_of(self, key: StoreKey) -> bool:
+        """Of the file, not of all there is: one bad block is one miss, and no reason to do without the others."""
+        damaged = self._of.damaged
+        if len(damaged) < _MAX_DAMAGED:
+            damaged.add(key)
+        return key in damaged
 
     def write(self, key: StoreKey, frame: Frame, instead_of: str | None = None) -> None:
         """instead_of: a block that has to go. What the disk has for it is written over, which costs much less.
@@ -157,8 +170,8 @@ class OpenFolder:
         num_bytes, name, aside = sum(part.nbytes for part in parts), _checked(key), self._of.new_aside()
         try:
             taken_over = self._take_over(instead_of, aside) if instead_of else None
-            with _Open(self._create(aside) if taken_over is None else taken_over) as file:
-                _write_all(file, parts)
+            with Descriptor(self._create(aside) if taken_over is None else taken_over) as file:
+                write_all(file, parts)
                 if taken_over is not None:
                     os.ftruncate(file, num_bytes)
             os.rename(aside, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
@@ -191,10 +204,11 @@ class OpenFolder:
         return None if status is None else status.st_mtime
 
     def _status(self, name: str) -> os.stat_result | None:
+        """None: it is not there, or nothing is known of it any more."""
         try:
             return os.stat(_checked(name), dir_fd=self._folder, follow_symlinks=False)
         except OSError as error:
-            if error.errno in _GONE:
+            if error.errno in (*_GONE, *_DAMAGED):
                 return None
             raise
 
@@ -205,13 +219,18 @@ class OpenFolder:
         return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o600, dir_fd=self._folder)
 
     def _take_over(self, name: str, aside: str) -> int | None:
-        """That block under another name, open for writing; None if it has gone, or has a second name."""
+        """That block under another name, open for writing; None if it has gone, also where that is all it was good
+        for: it is another user's, or has a second name."""
         folder = self._folder
         try:
             os.utime(_checked(name), dir_fd=folder, follow_symlinks=False)  # in use: nobody else's to remove
             os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
             file = os.open(aside, os.O_WRONLY | _OPEN, dir_fd=folder)
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno not in (*_GONE, *_NONE_OF_OURS):
+                raise
+            self.remove(name)
+            self.remove(aside)
             return None
         status = os.fstat(file)
         if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
@@ -222,38 +241,7 @@ class OpenFolder:
         return None
 
 
-class _Open:
-    """A descriptor until the end of a `with`. Not made of a generator, which takes as long as opening a file."""
-
-    __slots__ = ("_descriptor",)
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def __enter__(self) -> int:
-        return self._descriptor
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
-
-
 def _checked(name: str) -> str:
     if not (_BLOCK.fullmatch(name) or _ASIDE.fullmatch(name)):
         raise ValueError(f"not the name of a stored block: {name!r}")
     return name
-
-
-def _write_all(file: int, parts: list[memoryview]) -> None:
-    while parts:
-        num_written = os.writev(file, parts)
-        while parts and num_written >= parts[0].nbytes:
-            num_written -= parts.pop(0).nbytes
-        if parts:
-            parts[0] = parts[0][num_written:]
-
-
-def _read_all(file: int, into: memoryview) -> int:
-    num_read = 0
-    while num_read < into.nbytes and (num_more := os.readv(file, [into[num_read:]])):
-        num_read += num_more
-    return num_read

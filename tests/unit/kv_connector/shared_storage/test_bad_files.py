@@ -108,12 +108,14 @@ async def test_a_disk_that_fails_in_mid_write(
     [
         (errno.ESTALE, {MissReason.ABSENT: 1}),  # removed by another machine
         (errno.EACCES, {MissReason.HEADER: 2}),  # another user's
-        (errno.EIO, {MissReason.STORE_DOWN: 3}),  # the disk's: no other is tried
+        (errno.EIO, {MissReason.HEADER: 2}),  # the disk has lost it
+        (errno.EUCLEAN, {MissReason.HEADER: 2}),  # the file system is damaged there
     ],
 )
 async def test_a_file_that_cannot_be_opened(
     connect: Connect, monkeypatch: pytest.MonkeyPatch, error: int, reason: dict[MissReason, int]
 ) -> None:
+    """A miss, again and again; all others, and the store, are as good as before."""
     real_open, keys = os.open, random_keys(3)
     name = store_key(keys[2], SMALL)
 
@@ -125,9 +127,51 @@ async def test_a_file_that_cannot_be_opened(
     async with asyncio.timeout(DEADLINE_S), connect() as pair:
         await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
         monkeypatch.setattr(os, "open", open_but_one)
-        assert await fetch(pair, keys) == ((0, 1, 2) if error == errno.EIO else (2,))
+        assert await fetch(pair, keys) == (2,)
         assert pair.receiver.metrics.misses == reason
-        assert pair.receiver.metrics.store_failures == (error == errno.EIO)
+        assert await fetch(pair, keys[2:]) == (0,)
+        assert await fetch(pair, keys[:2]) == ()
+        assert pair.receiver.metrics.store_failures == 0
+
+
+@pytest.mark.parametrize("num_at_once", [1, 6])
+async def test_a_disk_that_reads_nothing_is_left_alone(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, num_at_once: int
+) -> None:
+    def fail(descriptor: int, parts: list[memoryview]) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    keys = random_keys(6)
+    async with asyncio.timeout(DEADLINE_S), connect(num_blocks=8) as pair:
+        await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "readv", fail)
+            for start in range(0, 6, num_at_once):
+                assert await fetch(pair, keys[start : start + num_at_once]) == tuple(range(num_at_once))
+        assert pair.receiver.metrics.store_failures == 1
+        await asyncio.sleep(0.3)
+        assert set(await fetch(pair, keys)) <= {0, 1, 2}, "the first ones may have been taken for bad files"
+
+
+async def test_a_file_of_which_nothing_can_be_told_is_not_there(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, settings: ConnectorSettings
+) -> None:
+    real_stat, keys = os.stat, random_keys(3)
+    name = store_key(keys[1], SMALL)
+
+    def stat_but_one(path: str, *args: int, **more: int) -> os.stat_result:
+        if path == name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return real_stat(path, *args, **more)
+
+    async with asyncio.timeout(DEADLINE_S), connect() as pair:
+        await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "stat", stat_but_one)
+            assert await pair.receiver.receiver.lookup(keys) == 1
+            await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
+        assert pair.sender.metrics.blocks_stored == 4
+        assert pair.receiver.metrics.store_failures == pair.sender.metrics.store_failures == 0
 
 
 async def test_a_file_system_that_hangs_keeps_nobody(

@@ -1,6 +1,7 @@
 """The quota of the shared folder: the longest unused go, whoever wrote them, and nobody waits for anybody."""
 
 import asyncio
+import errno
 import os
 import random
 import signal
@@ -17,7 +18,7 @@ from kvasir.kv_connector.base import Frame, StoreKey
 from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.shared_storage import SharedStorageConnector
-from kvasir.kv_connector.shared_storage_files import BlockFolder, OpenFolder
+from kvasir.kv_connector.shared_storage_files import _OPEN, BlockFolder, OpenFolder
 from kvasir.kv_connector.shared_storage_quota import Quota
 from kvasir.kv_connector.testing import LARGE, SMALL, pairs_of, random_keys
 from tests.unit.kv_connector.store_tools import fetch
@@ -100,6 +101,28 @@ def test_a_file_with_a_second_name_is_not_written_over(blocks: BlockFolder, fold
     assert backup.read_bytes() == before
     assert not folder.has(old)
     assert used_bytes(folder) == FILE_BYTES
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ESTALE, errno.EACCES])
+@pytest.mark.parametrize("call", ["utime", "open"])
+def test_a_block_that_cannot_be_written_over_makes_room_all_the_same(
+    blocks: BlockFolder, folder: OpenFolder, monkeypatch: pytest.MonkeyPatch, call: str, error: int
+) -> None:
+    """Another user's, of before the folder was given to us; or gone, as NFS tells it."""
+    quota = Quota(blocks, FILE_BYTES)
+    old, real = write(blocks, quota, age_s=100), getattr(os, call)
+
+    def refuse(path: str, *args: int, **more: int) -> int | None:
+        if path == old or (call == "open" and args[0] == os.O_WRONLY | _OPEN):
+            raise OSError(error, os.strerror(error), path)
+        return real(path, *args, **more)  # type: ignore[no-any-return]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, refuse)
+        new = write(blocks, quota)
+    assert [file.name for file in folder.found()] == [new]
+    assert folder.read(new, memoryview(bytearray(FILE_BYTES)))
+    assert folder.read(old, memoryview(bytearray(FILE_BYTES))) is None
 
 
 def test_somebody_else_was_faster(blocks: BlockFolder, folder: OpenFolder) -> None:
@@ -223,7 +246,7 @@ WRITER = """
 import random, sys
 from pathlib import Path
 from kvasir.kv_connector.base import Frame
-from kvasir.kv_connector.shared_storage_files import BlockFolder, OpenFolder
+from kvasir.kv_connector.shared_storage_files import _OPEN, BlockFolder, OpenFolder
 from kvasir.kv_connector.shared_storage_quota import Quota
 
 blocks, seed, quota_bytes = BlockFolder(Path(sys.argv[1]), 3600.0), int(sys.argv[2]), int(sys.argv[3])
