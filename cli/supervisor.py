@@ -90,11 +90,24 @@ class Supervisor:
             num_restarts += 1
             self._say(f"{name} ended ({how}); starting it again in {delay_s:g} s")
             await asyncio.sleep(delay_s)
-            await child.start()
+            while why_not := await _start(child):
+                delay_s = self._delays.after(num_restarts)
+                num_restarts += 1
+                self._say(f"{name} cannot be started ({why_not}); trying again in {delay_s:g} s")
+                await asyncio.sleep(delay_s)
 
     def _fail(self, message: str) -> None:
         if not self.failure.done():
             self.failure.set_exception(ClusterFailed(message))
+
+
+async def _start(child: Child) -> str | None:
+    """Why it cannot be: what killed it, a lack of memory, may keep it from being started too."""
+    try:
+        await child.start()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def _tiers(children: Sequence[Child]) -> Iterable[list[Child]]:

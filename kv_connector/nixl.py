@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from kvasir.common.errors import KVTransferError
+from kvasir.common.secrets import is_loopback
 from kvasir.kv_connector.one_sided import OneSidedConnector
 from kvasir.kv_connector.one_sided_engine import Pool
-from kvasir.kv_connector.one_sided_protocol import is_loopback
 from kvasir.kv_connector.settings import ConnectorSettings
 
 _POLL_S = 0.0005

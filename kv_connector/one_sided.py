@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 
 from kvasir.common.addresses import join_address
 from kvasir.common.errors import KVTransferError
+from kvasir.common.secrets import is_loopback
 from kvasir.kv_connector import one_sided_protocol as protocol
 from kvasir.kv_connector.base import BlockKey, BlockSource, Frame, Ticket
 from kvasir.kv_connector.one_sided_engine import Pool, ReadEngine
@@ -40,7 +41,7 @@ class OneSidedConnector:
     is_store: Literal[False] = False
 
     def __init__(self, settings: ConnectorSettings, engine: ReadEngine) -> None:
-        if not settings.secret and not protocol.is_loopback(settings.listen_host):
+        if not settings.secret and not is_loopback(settings.listen_host):
             raise ValueError(f"listening on {settings.listen_host} needs the cluster's secret")
         if settings.encryption:
             raise ValueError(f"{self.name} does not encrypt; tcp does")

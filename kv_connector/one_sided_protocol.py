@@ -18,7 +18,6 @@ The proofs keep strangers out; they do not hide or sign what follows, and the en
 
 import asyncio
 import hmac
-import ipaddress
 import logging
 import os
 import struct
@@ -160,10 +159,3 @@ async def come_in(
 
 def _proof(secret: str, role: bytes, receiver_nonce: bytes, sender_nonce: bytes) -> bytes:
     return hmac.digest(secret.encode(), role + receiver_nonce + sender_nonce, "sha256")
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection
 
 from kvasir import __version__
 from kvasir.common.addresses import join_address, split_address, why_not_bindable
+from kvasir.common.errors import KVTransferError
 from kvasir.common.grpc_server import bind, check_listen, new_server
 from kvasir.common.secrets import cluster_secret
 from kvasir.common.status_server import Health, StatusServer
@@ -104,7 +105,7 @@ class NodeProcess:
             node = self._kind.make_node(self._built.parts)
             try:
                 await node.start()
-            except ValueError as error:  # of the connector: it cannot be what it was told to be
+            except (ValueError, KVTransferError) as error:  # the connector cannot be what it was told to be
                 log.error("cannot start: %s", error)
                 return 1
             stack.push_async_callback(node.close)

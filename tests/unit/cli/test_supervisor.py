@@ -107,6 +107,28 @@ async def test_a_node_that_dies_again_and_again_waits_longer_each_time(record: R
     assert delays == ["0.05 s", "0.1 s", "0.1 s"]
 
 
+async def test_a_node_that_cannot_be_started_again_yet_is_tried_again(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the memory that killed it is still short."""
+    async with supervised(record, spec("node", WAITS)) as supervisor:
+        supervisor.heal()
+        await record.until(lambda: len(record.shown) == 1)
+        with monkeypatch.context() as patch:
+
+            async def no_memory(*_: object, **__: object) -> None:
+                raise OSError(12, "Cannot allocate memory")
+
+            patch.setattr(asyncio, "create_subprocess_exec", no_memory)
+            supervisor.children[0].send(signal.SIGKILL)
+            await record.until(lambda: len(record.said) >= 2)
+        await record.until(lambda: len(record.shown) == 2)
+    assert record.said[:2] == [
+        "node ended (killed by SIGKILL); starting it again in 0.05 s",
+        "node cannot be started (Cannot allocate memory); trying again in 0.1 s",
+    ]
+
+
 async def test_a_router_that_dies_ends_it_all(record: Record) -> None:
     async with supervised(record, spec("router", WAITS, can_restart=False)) as supervisor:
         supervisor.heal()

@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -50,6 +51,17 @@ KIND = NodeKind(
 )
 
 
+MODEL = ModelInfo(
+    name="fake",
+    kv_identity=IDENTITY,
+    vocab_size=VOCAB_SIZE,
+    eos_token_ids=frozenset({3, 1}),
+    max_model_len=200,
+    dtype="float32",
+    layout=LAYOUT,
+)
+
+
 class Process:
     """A node's `serve`, and what its neighbours see of it."""
 
@@ -85,18 +97,9 @@ class Process:
 async def process(**options: Any) -> AsyncIterator[Process]:
     config = DecodeConfig(model="/m", listen=f"127.0.0.1:{free_port()}", metrics_port=free_port(), **options)  # type: ignore[arg-type]
     made, runner = parts(ConnectorSettings(name="memory"))
-    model = ModelInfo(
-        name="fake",
-        kv_identity=IDENTITY,
-        vocab_size=VOCAB_SIZE,
-        eos_token_ids=frozenset({3, 1}),
-        max_model_len=200,
-        dtype="float32",
-        layout=LAYOUT,
-    )
     channel = open_channel(config.listen, SECRET)
     running = Process(config, runner, channel)
-    serve = NodeProcess(config, KIND, BuiltNode(parts=made, model=model), SECRET).serve
+    serve = NodeProcess(config, KIND, BuiltNode(parts=made, model=MODEL), SECRET).serve
     running.exit = asyncio.create_task(serve())
     try:
         async with asyncio.timeout(WITHIN_S):
@@ -238,6 +241,16 @@ def test_what_cannot_start_says_why_and_exits_with_1(
     monkeypatch.delenv("KVASIR_CLUSTER_SECRET", raising=False)
     assert exit_status_of(**{"listen": "127.0.0.1:0", "metrics_port": 0, **options}) == 1
     assert words in caplog.text
+
+
+async def test_a_connector_that_cannot_be_what_it_was_told_to_be(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = DecodeConfig(model=Path("/m"), listen="127.0.0.1:0", metrics_port=0)
+    made, _ = parts(ConnectorSettings(name="shared_storage", path=str(tmp_path), kv_quota_bytes=1))
+    async with asyncio.timeout(WITHIN_S):
+        assert await NodeProcess(config, KIND, BuiltNode(parts=made, model=MODEL), SECRET).serve() == 1
+    assert "cannot start: a quota of 1 bytes holds no block" in caplog.text
 
 
 def test_a_taken_port_is_found_before_the_model_is_loaded(caplog: pytest.LogCaptureFixture) -> None:
