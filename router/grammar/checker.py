@@ -7,28 +7,21 @@ die: one that does is ended and replaced, and what it was given is refused.
 import asyncio
 import json
 import logging
-import os
-import struct
-import sys
 import time
-from asyncio.subprocess import Process
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kvasir.common.errors import InvalidRequest, Overloaded
 from kvasir.common.grammar import Grammar
+from kvasir.router.framed_process import FramedProcess
 
 log = logging.getLogger(__name__)
 
 _NUM_CACHED = 1024
 _MAX_CACHED_CHARS = 4 << 20
 _REFUSAL_IS_KNOWN_FOR_S = 60.0  # what took too long or too much may have been the machine's fault
-_START_TIMEOUT_S = 30.0
-_MAX_ANSWER_BYTES = 64 << 20
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG")  # no keys and no secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +109,8 @@ class Worker:
     def __init__(self, tokenizer_path: Path, timeout_s: float) -> None:
         self._tokenizer_path = tokenizer_path
         self._timeout_s = timeout_s
-        self._process: Process | None = None
-        self._starting: asyncio.Task[Process] | None = None
+        self._process: FramedProcess | None = None
+        self._starting: asyncio.Task[FramedProcess] | None = None
 
     async def ask(self, grammar: Grammar) -> Verdict:
         """Raises Overloaded if no process can be had."""
@@ -125,7 +118,8 @@ class Worker:
             process = await self._running()
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    answer = await _exchange(process, {"kind": grammar.kind, "source": grammar.source})
+                    asked = json.dumps({"kind": grammar.kind, "source": grammar.source}).encode()
+                    answer = json.loads(await process.ask(asked))
                 return Verdict(Grammar(grammar.kind, answer.get("source", grammar.source)), answer.get("error"))
             except TimeoutError:
                 await self._replace()
@@ -145,8 +139,8 @@ class Worker:
                 self._process = await self._starting
         await self._end()
 
-    async def _running(self) -> Process:
-        if self._process is None or self._process.returncode is not None:
+    async def _running(self) -> FramedProcess:
+        if self._process is None or not self._process.is_alive:
             await self._end()
             try:
                 self._process = await (self._starting or self._start())
@@ -159,61 +153,23 @@ class Worker:
         await self._end()
         self._starting = asyncio.create_task(self._start())
 
-    async def _start(self) -> Process:
-        process: Process | None = None
+    async def _start(self) -> FramedProcess:
+        seconds = str(int(self._timeout_s) + 10)
         try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "kvasir.router.grammar.worker", str(self._tokenizer_path)),
-                str(int(self._timeout_s) + 10),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,  # a compiler's panics, at a stranger's will
-                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
-            )
-            async with asyncio.timeout(_START_TIMEOUT_S):
-                ready = await _read_frame(process)
-        except BaseException as error:
-            if process is not None:
-                await _kill(process)
-            if isinstance(error, TimeoutError | EOFError | OSError):
-                log.error("the compiler of grammars does not start: %r", error)
-                raise Overloaded("grammars cannot be compiled now") from None
-            raise
-        if "error" in ready:
-            log.error("no grammar can be compiled: %s", ready["error"])
+            process = await FramedProcess.start("kvasir.router.grammar.worker", str(self._tokenizer_path), seconds)
+        except (TimeoutError, EOFError, OSError) as error:
+            log.error("the compiler of grammars does not start: %r", error)
+            raise Overloaded("grammars cannot be compiled now") from None
+        if problem := json.loads(process.ready).get("error"):
+            log.error("no grammar can be compiled: %s", problem)
         return process
 
     async def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            await _kill(process)
+            await process.end()
 
 
 def _refusal(grammar: Grammar, reason: str) -> Verdict:
     log.warning("a grammar of %d characters is refused: %s", len(grammar.source), reason)
     return Verdict(grammar, reason, time.monotonic() + _REFUSAL_IS_KNOWN_FOR_S)
-
-
-async def _exchange(process: Process, frame: dict[str, Any]) -> dict[str, Any]:
-    assert process.stdin is not None
-    data = json.dumps(frame).encode()
-    process.stdin.write(struct.pack("<I", len(data)) + data)
-    await process.stdin.drain()
-    return await _read_frame(process)
-
-
-async def _read_frame(process: Process) -> dict[str, Any]:
-    assert process.stdout is not None
-    [length] = struct.unpack("<I", await process.stdout.readexactly(4))
-    if length > _MAX_ANSWER_BYTES:
-        raise EOFError
-    frame: dict[str, Any] = json.loads(await process.stdout.readexactly(length))
-    return frame
-
-
-async def _kill(process: Process) -> None:
-    with suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()
-    if process.stdin is not None:
-        process.stdin.close()

@@ -3,24 +3,24 @@
     stdin   a frame for each grammar: {"kind", "source"}
     stdout  a frame when ready, then one for each grammar: {} | {"source": what it was translated to} | {"error": why}
 
-A frame is 4 bytes of length, little-endian, and JSON. The process ends with its stdin, and by itself if a grammar takes
-it so many seconds, which is longer than anybody waits.
+A frame holds JSON. The process ends by itself if a grammar takes it so many seconds, which is longer than anybody
+waits.
 """
 
 import json
 import re
 import resource
 import signal
-import struct
 import sys
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from llguidance import LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from kvasir.common.grammar import Grammar
 from kvasir.common.grammar_compiler import GrammarError, compile_grammar, load_tokenizer
+from kvasir.router.framed_process import read_frame, write_frame
 from kvasir.router.grammar.locate import where_it_fails
 
 _MAX_MEMORY_BYTES = 4 << 30  # of addresses: what is really used is far less
@@ -39,11 +39,15 @@ def main(argv: list[str]) -> None:
         tokenizer = load_tokenizer(Path(argv[0]))
     except GrammarError as error:
         problem = {"error": str(error)}
-    write_frame(sys.stdout.buffer, problem)
+    _say(problem)
     while (asked := read_frame(sys.stdin.buffer)) is not None:
         signal.alarm(int(argv[1]))
-        write_frame(sys.stdout.buffer, problem if tokenizer is None else answer(tokenizer, asked))
+        _say(problem if tokenizer is None else answer(tokenizer, json.loads(asked)))
         signal.alarm(0)
+
+
+def _say(frame: Frame) -> None:
+    write_frame(sys.stdout.buffer, json.dumps(frame).encode())
 
 
 def answer(tokenizer: LLTokenizer, asked: Frame) -> Frame:
@@ -63,21 +67,6 @@ def _translated(gbnf: str) -> str:
         return gbnf_to_lark(gbnf)
     except Exception as error:  # its own errors have no class in common
         raise GrammarError(f"not a grammar in GBNF: {error}") from None
-
-
-def read_frame(stream: IO[bytes]) -> Frame | None:
-    """None at the end."""
-    header = stream.read(4)
-    if len(header) < 4:
-        return None
-    frame: Frame = json.loads(stream.read(*struct.unpack("<I", header)))
-    return frame
-
-
-def write_frame(stream: IO[bytes], frame: Frame) -> None:
-    data = json.dumps(frame).encode()
-    stream.write(struct.pack("<I", len(data)) + data)
-    stream.flush()
 
 
 if __name__ == "__main__":

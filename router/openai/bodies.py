@@ -1,16 +1,12 @@
 """Bytes of a request to its body, without keeping others waiting: a large one is read in a process of its own."""
 
 import asyncio
-import os
 import pickle
-import struct
-import sys
-from asyncio.subprocess import Process
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from kvasir.common.errors import InvalidRequest, Overloaded
+from kvasir.router.framed_process import FramedProcess
 from kvasir.router.openai.models import Body
 from kvasir.router.openai.parse_process import JSON_OBJECT
 from kvasir.router.openai.parsing import json_object, parse
@@ -22,8 +18,6 @@ B = TypeVar("B", bound=Body)
 _SMALL_BYTES = 1 << 18  # read on the event loop: handing it to a process would cost more
 _MAX_WAITING = 64
 _TIMEOUT_S = 10.0
-_START_TIMEOUT_S = 30.0
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG")  # no keys and no secrets
 
 
 class Bodies:
@@ -34,7 +28,7 @@ class Bodies:
 
     def __init__(self, longest_prompt: Callable[[], tuple[int, int]]) -> None:
         self._longest_prompt = longest_prompt
-        self._process: Process | None = None
+        self._process: FramedProcess | None = None
         self._turn = asyncio.Lock()
         self._num_waiting = 0
 
@@ -54,9 +48,7 @@ class Bodies:
     async def close(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+            await process.end()
 
     async def _read(self, data: bytes, kind: str) -> tuple[Any, int]:
         if self._num_waiting >= _MAX_WAITING:
@@ -75,46 +67,25 @@ class Bodies:
         return found[0], found[1]
 
     async def _asked(self, head: bytes, data: bytes) -> bytes:
+        process = await self._running()
         try:
-            if self._process is None or self._process.returncode is not None:
-                self._process = await _start()
             async with asyncio.timeout(_TIMEOUT_S):
-                return await _exchange(self._process, head, data)
+                return await process.ask(head, data)
         except (TimeoutError, EOFError, OSError):
             await self.close()
             raise InvalidRequest("the body takes too much time or memory to read", code="invalid_json") from None
-        except BaseException:  # the answer would be taken for the next one's
+        except BaseException:
             await self.close()
             raise
 
-
-async def _start() -> Process:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "kvasir.router.openai.parse_process"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
-    )
-    try:
-        async with asyncio.timeout(_START_TIMEOUT_S):
-            await _exchange(process, f"{JSON_OBJECT} 0 0\n".encode(), b"{}")
-    except BaseException as error:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        if isinstance(error, TimeoutError | EOFError | OSError):
-            raise Overloaded("large bodies cannot be read now") from None
-        raise
-    return process
-
-
-async def _exchange(process: Process, head: bytes, data: bytes) -> bytes:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.writelines((struct.pack("<I", len(head) + len(data)), head, data))
-    await process.stdin.drain()
-    [length] = struct.unpack("<I", await process.stdout.readexactly(4))
-    return await process.stdout.readexactly(length)
+    async def _running(self) -> FramedProcess:
+        if self._process is None or not self._process.is_alive:
+            await self.close()
+            try:
+                self._process = await FramedProcess.start("kvasir.router.openai.parse_process")
+            except (TimeoutError, EOFError, OSError):
+                raise Overloaded("large bodies cannot be read now") from None
+        return self._process
 
 
 def longest_prompt(backend: Backend, tokenizer: TextTokenizer) -> tuple[int, int]:

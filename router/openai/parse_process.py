@@ -3,8 +3,6 @@
     stdin   a frame for each body: a line with its kind and how many tokens and characters a prompt may have, the body
     stdout  a frame for each: pickled, (what it came to, how many fields nobody knows), or what is wrong with it
 
-A frame is 4 bytes of length, little-endian, and content. The process ends with its stdin.
-
 Whoever takes an answer is busy with all that is in it. So what is too long for the model is refused here, and the parts
 of a message are one text already.
 """
@@ -12,12 +10,12 @@ of a message are one text already.
 import pickle
 import resource
 import signal
-import struct
 import sys
 from collections.abc import Iterable
 from typing import Any
 
 from kvasir.common.errors import InvalidRequest
+from kvasir.router.framed_process import read_frame, write_frame
 from kvasir.router.openai.conversation import with_plain_texts
 from kvasir.router.openai.models import MAX_CHOICES, ChatBody, CompletionBody
 from kvasir.router.openai.parsing import json_object, parse
@@ -32,13 +30,12 @@ _MAX_VALUES = 1 << 20  # whoever gets them is busy with them, too
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the router, which then ends our stdin
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))
-    source, sink = sys.stdin.buffer, sys.stdout.buffer
-    while len(header := source.read(4)) == 4:
-        line, _, data = source.read(*struct.unpack("<I", header)).partition(b"\n")
+    write_frame(sys.stdout.buffer, b"")
+    while (frame := read_frame(sys.stdin.buffer)) is not None:
+        line, _, data = frame.partition(b"\n")
         kind, max_tokens, max_chars = line.decode().split()
-        content = pickle.dumps(answer(kind, int(max_tokens), int(max_chars), data), pickle.HIGHEST_PROTOCOL)
-        sink.write(struct.pack("<I", len(content)) + content)
-        sink.flush()
+        found = answer(kind, int(max_tokens), int(max_chars), data)
+        write_frame(sys.stdout.buffer, pickle.dumps(found, pickle.HIGHEST_PROTOCOL))
 
 
 def answer(

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kvasir.common.errors import InvalidRequest, Overloaded
+from kvasir.router.framed_process import clean_environment
 from kvasir.router.text.chat_template import ChatTemplate, Message
 
 _SHORT_CHARS = 20_000  # rendered on the event loop: handing it to a thread would cost more
@@ -94,6 +95,7 @@ async def _in_a_process(work: bytes, timeout_s: float) -> dict[str, Any]:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
+        env=clean_environment(),
     )
     try:
         async with asyncio.timeout(timeout_s):

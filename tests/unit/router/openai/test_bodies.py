@@ -103,8 +103,7 @@ async def test_a_process_that_has_died_is_replaced(bodies: Bodies) -> None:
     data = orjson.dumps({"model": "m", "prompt": LONG})
     await bodies.parse(data, CompletionBody)
     assert bodies._process is not None
-    bodies._process.kill()
-    await bodies._process.wait()
+    await bodies._process.end()
     assert (await bodies.parse(data, CompletionBody))[0].prompt == LONG
 
 
