@@ -103,16 +103,12 @@ class EngineContender:
         return steady_tokens_per_s(self._run(prompts, num_tokens))
 
     def _run(self, prompts: Sequence[Tokens], num_tokens: int) -> list[Timeline]:
-        from kvasir.engine.request import Request, RequestId
-        from kvasir.engine.sampling_params import SamplingParams
+        from kvasir.bench.lab.engine_runs import new_request, submit_all
 
+        requests = [new_request(next(self._numbers), prompt, num_tokens) for prompt in prompts]
+        arrivals_s: dict[str, list[float]] = {request.request_id: [] for request in requests}
         sent_s = time.perf_counter()
-        arrivals_s: dict[str, list[float]] = {}
-        for prompt in prompts:
-            request_id = RequestId(str(next(self._numbers)))
-            arrivals_s[request_id] = []
-            sampling = SamplingParams(max_tokens=num_tokens)
-            self._engine.submit(Request(request_id=request_id, prompt_token_ids=list(prompt), sampling=sampling))
+        submit_all(self._engine, requests)
         while self._engine.has_work:
             for output in self._engine.step().outputs:
                 arrivals_s[output.request_id].append(time.perf_counter())

@@ -1,12 +1,10 @@
-"""`python -m kvasir.bench.lab.kv_dtype`: what `--kv-cache-dtype` gives and costs: capacity, transfers, accuracy, speed.
+"""`kvasir bench kv-dtype`: what `--kv-cache-dtype` gives and costs: capacity, transfers, accuracy, speed.
 
 The same model in fp32, with its cache in fp32, fp16 and int8. Accuracy: the next token's distribution at each position
 of real text, held against the cache in fp32. Speed: decode steps and prefill chunks, the dtypes in turn in each round.
 """
 
-import argparse
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,17 +13,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kvasir.bench.command_line import positive
+from kvasir.bench.lab.divergence import Divergence, log_probabilities
+from kvasir.bench.lab.engine_runs import chunk_behind
 from kvasir.bench.lab.kv_quality_text import make_prompts
-from kvasir.bench.lab.kv_report import Quiet, machine
+from kvasir.bench.lab.machine import Quiet
+from kvasir.bench.lab.page import as_page, lab_parser, write_page
+from kvasir.bench.markdown import table
 from kvasir.cli.model import prepare_builtin_model
 from kvasir.engine.batch import build_batch
-from kvasir.engine.blocks import BlockId, KVLayout
+from kvasir.engine.blocks import KVLayout
 from kvasir.engine.kv_cache import KVCache, kv_layout
 from kvasir.engine.model_runner import ModelRunner
 from kvasir.engine.models import read_model_config
 from kvasir.engine.models.loader import load_model
 from kvasir.engine.models.rope import rope_tables
-from kvasir.engine.request import Request, RequestId
 from kvasir.engine.step import Chunk, StepPlan
 from kvasir.kernels.kv_rows import views_of
 
@@ -35,15 +37,6 @@ _BLOCK_SIZE = 16
 _NUM_SEQS = 8
 _CHUNK = 512
 _ROWS_AT_ONCE = 64  # of logits
-
-
-@dataclass(frozen=True, slots=True)
-class Quality:
-    """Against the cache in fp32, over positions of text."""
-
-    equal_best: float  # share of positions with the same most probable token
-    mean_kl: float  # nats
-    largest_kl: float
 
 
 @dataclass(eq=False, slots=True)
@@ -69,11 +62,7 @@ class DtypeLab:
             _fill(cache.data)
 
     def chunk(self, number: int, token_ids: Sequence[int], start: int) -> Chunk:
-        """The tokens behind `start` of sequence `number`."""
-        first = number * self._blocks_of_each
-        request = Request(request_id=RequestId(str(number)), prompt_token_ids=list(token_ids))
-        request.block_table = [BlockId(first + i) for i in range(self._blocks_of_each)]
-        return Chunk(request, start, len(token_ids) - start)
+        return chunk_behind(start, number, token_ids, self._blocks_of_each)
 
     def run_s(self, name: str, chunks: Sequence[Chunk]) -> float:
         started_s = time.perf_counter()
@@ -92,7 +81,7 @@ class DtypeLab:
 
     @torch.inference_mode()
     def log_probabilities(self, hidden: Tensor) -> Tensor:
-        return torch.log_softmax(self._model.logits(hidden).double(), -1)
+        return log_probabilities(self._model.logits(hidden))
 
 
 def _fill(kv_cache: Tensor) -> None:
@@ -105,20 +94,17 @@ def _fill(kv_cache: Tensor) -> None:
         scales.fill_(0.02)
 
 
-def measure_quality(lab: DtypeLab, prompts: Sequence[Sequence[int]]) -> dict[str, Quality]:
-    kls: dict[str, list[float]] = {name: [] for name in _DTYPES}
-    num_equal = dict.fromkeys(_DTYPES, 0)
+def measure_quality(lab: DtypeLab, prompts: Sequence[Sequence[int]]) -> dict[str, Divergence]:
+    """Against the cache in fp32."""
+    found = {name: Divergence() for name in _DTYPES}
     for token_ids in prompts:
         hidden = {name: lab.hidden(name, token_ids) for name in _DTYPES}
         for first in range(0, len(token_ids), _ROWS_AT_ONCE):
-            expected = lab.log_probabilities(hidden["fp32"][first : first + _ROWS_AT_ONCE])
-            for name in _DTYPES:
-                found = lab.log_probabilities(hidden[name][first : first + _ROWS_AT_ONCE])
-                kls[name] += (expected.exp() * (expected - found)).sum(-1).tolist()
-                num_equal[name] += int((expected.argmax(-1) == found.argmax(-1)).sum())
-    return {
-        name: Quality(num_equal[name] / len(kls[name]), statistics.fmean(kls[name]), max(kls[name])) for name in _DTYPES
-    }
+            rows = slice(first, first + _ROWS_AT_ONCE)
+            expected = lab.log_probabilities(hidden["fp32"][rows])
+            for name, divergence in found.items():
+                divergence.add(expected, lab.log_probabilities(hidden[name][rows]))
+    return found
 
 
 def measure_speed(lab: DtypeLab, context: int, num_rounds: int, quiet: Quiet) -> dict[str, Times]:
@@ -136,28 +122,27 @@ def measure_speed(lab: DtypeLab, context: int, num_rounds: int, quiet: Quiet) ->
     return times
 
 
-def table(layouts: Mapping[str, KVLayout], qualities: Mapping[str, Quality], times: Mapping[str, Times]) -> list[str]:
-    lines = [
-        "| cache | tokens a GiB | bytes of a block | best token equal | mean KL | largest KL "
-        "| decode step ms | to fp32 | prefill chunk ms | to fp32 |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+def as_table(
+    layouts: Mapping[str, KVLayout], divergences: Mapping[str, Divergence], times: Mapping[str, Times]
+) -> list[str]:
+    rows = []
     for name, layout in layouts.items():
-        quality, own, plain = qualities[name], times[name], times["fp32"]
-        cells = [
+        divergence, own, plain = divergences[name], times[name], times["fp32"]
+        row = [
             name,
             f"{(1 << 30) // layout.bytes_per_block * layout.block_size:,}",
             f"{layout.bytes_per_block:,}",
-            f"{quality.equal_best:.2%}",
-            f"{quality.mean_kl:.1e}",
-            f"{quality.largest_kl:.1e}",
+            f"{divergence.equal_best:.2%}",
+            f"{divergence.mean_kl:.1e}",
+            f"{divergence.largest_kl:.1e}",
             f"{statistics.median(own.decode_s) * 1e3:.1f}",
             f"{_ratio(own.decode_s, plain.decode_s):.2f}",
             f"{statistics.median(own.prefill_s) * 1e3:.0f}",
             f"{_ratio(own.prefill_s, plain.prefill_s):.2f}",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        rows.append(row)
+    header = "cache | tokens a GiB | bytes of a block | best token equal | mean KL | largest KL | "
+    return table(header + "decode step ms | to fp32 | prefill chunk ms | to fp32", rows)
 
 
 def _ratio(own_s: Sequence[float], plain_s: Sequence[float]) -> float:
@@ -166,36 +151,25 @@ def _ratio(own_s: Sequence[float], plain_s: Sequence[float]) -> float:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[2].strip())
-    parser.add_argument("--prompts", type=int, default=12, help="how many (default: %(default)s)")
-    parser.add_argument("--context", type=int, default=1500, help="tokens of each sequence (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=15, help="of the speed measurement (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder (default: %(default)s)")
+    parser = lab_parser("kv-dtype", __doc__)
+    add = parser.add_argument
+    add("--prompts", type=positive(int), default=12, help="how many texts")
+    add("--context", type=positive(int), default=1500, help="tokens of each sequence")
+    add("--rounds", type=positive(int), default=15, help="of the speed measurement")
     options = parser.parse_args(argv)
     model, quiet = prepare_builtin_model(), Quiet()
     lab = DtypeLab(model, options.context)
     times = measure_speed(lab, options.context, options.rounds, quiet)
     prompts = [prompt.token_ids[: options.context] for prompt in make_prompts(model, options.prompts)]
-    qualities = measure_quality(lab, prompts)
-    about = machine() | {"threads": str(torch.get_num_threads()), "busy_with_other_things": str(quiet)}
+    divergences = measure_quality(lab, prompts)
     lines = [
-        "# The KV cache in fewer bytes",
-        "",
-        ", ".join(f"{key} {value}" for key, value in about.items()),
-        "",
         f"{model.name} in fp32. A block is {_BLOCK_SIZE} tokens; its bytes are what travels. Accuracy over",
         f"{sum(map(len, prompts)):,} positions of text (that of kv_quality.md). Decode: {_NUM_SEQS} sequences of",
         f"{options.context:,} tokens; prefill: the last {_CHUNK} of as many. Whole steps, medians of {options.rounds}",
         "rounds.",
         "",
-        *table(lab.layouts, qualities, times),
-        "",
+        *as_table(lab.layouts, divergences, times),
     ]
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "kv_dtype.md").write_text("\n".join(lines))
-    print("\n".join(lines))
+    about = quiet.about_machine(threads=torch.get_num_threads())
+    write_page(options.output, "kv_dtype.md", as_page("The KV cache in fewer bytes", about, lines))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kvasir.bench.lab.engine_runs import chunk_behind, new_request, run_to_end, submit_all
 from kvasir.engine.batch import build_batch
 from kvasir.engine.blocks import BlockId
 from kvasir.engine.engine import Engine
@@ -21,9 +22,7 @@ from kvasir.engine.models import read_model_config
 from kvasir.engine.models.loader import load_model
 from kvasir.engine.models.rope import rope_tables
 from kvasir.engine.request import Phase, Request, RequestId
-from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.scheduler import Scheduler
-from kvasir.engine.step import Chunk
 from kvasir.kv_connector.base import BlockHeader, BlockKey, Frame
 from kvasir.kv_connector.codec import decode, encode, is_exact
 from kvasir.kv_connector.header import Expected, checksum_of, pack, verify
@@ -81,20 +80,18 @@ class CodecLab:
 
     def generate_here(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
         """Greedy tokens of each prompt, all of it computed by one engine: what the others are held against."""
-        requests = [_request(i, prompt, num_tokens) for i, prompt in enumerate(prompts)]
+        requests = [new_request(i, prompt, num_tokens) for i, prompt in enumerate(prompts)]
         engine = self._engine(len(requests))
-        for request in requests:
-            engine.submit(request)
-        while engine.has_work:
-            engine.step()
+        run_to_end(engine, requests)
         return [request.output_token_ids for request in requests]
 
     def generate_from(self, prefilled: Sequence[Prefilled], codec: str, num_tokens: int) -> list[list[int]]:
         """Greedy tokens of each prompt, whose blocks have gone through the codec."""
-        requests = [_request(i, one.prompt, num_tokens, {"blocks", "continue"}) for i, one in enumerate(prefilled)]
+        requests = [new_request(i, one.prompt, num_tokens) for i, one in enumerate(prefilled)]
         engine = self._engine(len(requests))
         for request in requests:
-            engine.submit(request)
+            request.awaits |= {"blocks", "continue"}
+        submit_all(engine, requests)
         while any(request.phase is Phase.WAITING for request in requests):
             engine.step()
         for request, one in zip(requests, prefilled, strict=True):
@@ -110,12 +107,10 @@ class CodecLab:
     @torch.inference_mode()
     def next_token_logits(self, prefilled: Prefilled, codec: str, continuation: Sequence[int]) -> Tensor:
         """[len(continuation), V]: after the prompt's blocks have gone through the codec, and these tokens behind it."""
-        start, num_tokens = len(prefilled.prompt), len(continuation)
-        request = Request(request_id=RequestId("0"), prompt_token_ids=[*prefilled.prompt, *continuation])
-        request.block_table = [BlockId(i) for i in range(-(-request.num_tokens // _BLOCK_SIZE))]
+        token_ids = [*prefilled.prompt, *continuation]
         for index, block in enumerate(prefilled.blocks):
             self._land(codec, block, prefilled.num_tokens[index], BlockId(index))
-        chunk = Chunk(request, start, num_tokens)
+        chunk = chunk_behind(len(prefilled.prompt), 0, token_ids, -(-len(token_ids) // _BLOCK_SIZE))
         batch = build_batch([chunk], _BLOCK_SIZE, self._rope_tables, torch.device("cpu"))
         return self._model.logits(self._model.forward(batch, self._cache.data))
 
@@ -134,13 +129,3 @@ class CodecLab:
         expected = Expected(kv_identity=_IDENTITY, layout=self.layout, key=_KEY, num_tokens=num_tokens)
         verified = verify(Frame(pack(header), payload), expected)
         self._cache.write(place, decode(verified, payload, self.layout))
-
-
-def _request(number: int, prompt: Sequence[int], num_tokens: int, awaits: set[str] | None = None) -> Request:
-    """Greedy, to the full length: no stop token ends it."""
-    return Request(
-        request_id=RequestId(str(number)),
-        prompt_token_ids=list(prompt),
-        sampling=SamplingParams(max_tokens=num_tokens),
-        awaits=set(awaits or ()),
-    )

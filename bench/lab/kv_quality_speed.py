@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvasir.bench.lab.kv_report import Quiet
+from kvasir.bench.lab.machine import Quiet
 from kvasir.engine.blocks import KVLayout
 from kvasir.kv_connector.base import BlockHeader, BlockKey
 from kvasir.kv_connector.codec import decode, encode

@@ -5,31 +5,30 @@ of real text. Its weights lie on a grid of 4 bits, which flatters int4, so the s
 on every weight.
 """
 
-import argparse
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
+from kvasir.bench.command_line import positive
+from kvasir.bench.lab.divergence import Divergence, log_probabilities
+from kvasir.bench.lab.engine_runs import chunk_behind
 from kvasir.bench.lab.kv_quality_text import make_prompts
-from kvasir.bench.lab.kv_report import Quiet, machine
+from kvasir.bench.lab.machine import Quiet
+from kvasir.bench.lab.page import as_page, lab_parser, write_page
+from kvasir.bench.markdown import table
 from kvasir.cli.model import prepare_builtin_model
-from kvasir.engine.batch import build_batch
-from kvasir.engine.blocks import BlockId
+from kvasir.engine.batch import BatchInputs, build_batch
 from kvasir.engine.kv_cache import KVCache, kv_layout
 from kvasir.engine.models import read_model_config
 from kvasir.engine.models.loader import load_model
 from kvasir.engine.models.rope import rope_tables
-from kvasir.engine.request import Request, RequestId
-from kvasir.engine.step import Chunk
 from kvasir.kernels.linear import Quantization
 
 _WAYS: tuple[Quantization, ...] = ("none", "fp16", "int8", "w8a8_int8", "int4", "w4a8_int8")
@@ -40,12 +39,7 @@ _CONTEXT = 160  # of the decode steps
 _ROWS_AT_ONCE = 64  # of logits
 
 
-@dataclass(eq=False, slots=True)
-class Quality:
-    """Against fp32, over positions of text."""
-
-    num_equal: int = 0  # the most probable token is the same
-    kls: list[float] = field(default_factory=list)  # nats
+Seconds = dict[tuple[Quantization, int], list[float]]  # by way and number of sequences, one a round
 
 
 class WeightLab:
@@ -59,45 +53,36 @@ class WeightLab:
         layout = kv_layout(config, _BLOCK_SIZE, torch.float32)
         self._kv_cache = KVCache(layout, max(_BATCHES) * self._blocks_of_each, _CPU)
 
-    def _chunk(self, number: int, token_ids: Sequence[int], start: int) -> Chunk:
-        first = number * self._blocks_of_each
-        table = [BlockId(first + i) for i in range(self._blocks_of_each)]
-        request = Request(request_id=RequestId(str(number)), prompt_token_ids=list(token_ids), block_table=table)
-        return Chunk(request, start, len(token_ids) - start)
+    def _batch(self, sequences: Sequence[Sequence[int]], start: int) -> BatchInputs:
+        chunks = [chunk_behind(start, i, token_ids, self._blocks_of_each) for i, token_ids in enumerate(sequences)]
+        return build_batch(chunks, _BLOCK_SIZE, self._ropes, _CPU)
 
     @torch.inference_mode()
-    def measure_quality(self, prompts: Sequence[Sequence[int]]) -> dict[Quantization, Quality]:
-        found = {way: Quality() for way in _WAYS}
+    def measure_quality(self, prompts: Sequence[Sequence[int]]) -> dict[Quantization, Divergence]:
+        found = {way: Divergence() for way in _WAYS}
         for token_ids in prompts:
-            batch = build_batch([self._chunk(0, token_ids, 0)], _BLOCK_SIZE, self._ropes, _CPU)
+            batch = self._batch([token_ids], 0)
             hidden = {way: model.forward(batch, self._kv_cache.data).clone() for way, model in self._models.items()}
             for first in range(0, len(token_ids), _ROWS_AT_ONCE):
-                rows = slice(first, first + _ROWS_AT_ONCE)
-                expected = self._log_probabilities("none", hidden["none"][rows])
-                for way, quality in found.items():
-                    own = self._log_probabilities(way, hidden[way][rows])
-                    quality.kls += (expected.exp() * (expected - own)).sum(-1).tolist()
-                    quality.num_equal += int((expected.argmax(-1) == own.argmax(-1)).sum())
+                logits = {way: self._models[way].logits(hidden[way][first : first + _ROWS_AT_ONCE]) for way in _WAYS}
+                expected = log_probabilities(logits["none"])
+                for way, divergence in found.items():
+                    divergence.add(expected, log_probabilities(logits[way]))
         return found
 
     @torch.inference_mode()
-    def measure_speed(self, num_rounds: int, quiet: Quiet) -> dict[tuple[Quantization, int], list[float]]:
-        """Seconds of a decode step, logits included, the ways in turn; the first round does not count."""
-        seconds: dict[tuple[Quantization, int], list[float]] = {(way, b): [] for way in _WAYS for b in _BATCHES}
+    def measure_speed(self, num_rounds: int, quiet: Quiet) -> Seconds:
+        """Of a decode step, logits included, the ways in turn; the first round does not count."""
+        seconds: Seconds = {(way, num_seqs): [] for way in _WAYS for num_seqs in _BATCHES}
         for round_number in range(num_rounds + 1):
             quiet.look()
-            for way, num_seqs in seconds:
-                chunks = [self._chunk(number, [7] * _CONTEXT, _CONTEXT - 1) for number in range(num_seqs)]
-                batch = build_batch(chunks, _BLOCK_SIZE, self._ropes, _CPU)
-                model = self._models[way]
+            for (way, num_seqs), taken in seconds.items():
+                batch, model = self._batch([[7] * _CONTEXT] * num_seqs, _CONTEXT - 1), self._models[way]
                 started_s = time.perf_counter()
                 model.logits(model.forward(batch, self._kv_cache.data))
                 if round_number > 0:
-                    seconds[way, num_seqs].append(time.perf_counter() - started_s)
+                    taken.append(time.perf_counter() - started_s)
         return seconds
-
-    def _log_probabilities(self, way: Quantization, hidden: Tensor) -> Tensor:
-        return torch.log_softmax(self._models[way].logits(hidden).double(), -1)
 
 
 def with_noise(model: Path, share: float, into: Path) -> Path:
@@ -115,11 +100,11 @@ def with_noise(model: Path, share: float, into: Path) -> Path:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[2].strip())
-    parser.add_argument("--prompts", type=int, default=8, help="how many (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=512, help="of each, at most (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=15, help="of the speed measurement (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder (default: %(default)s)")
+    parser = lab_parser("quantization", __doc__)
+    add = parser.add_argument
+    add("--prompts", type=positive(int), default=8, help="how many texts")
+    add("--tokens", type=positive(int), default=512, help="of each text, at most")
+    add("--rounds", type=positive(int), default=15, help="of the speed measurement")
     options = parser.parse_args(argv)
     model, quiet = prepare_builtin_model(), Quiet()
     prompts = [prompt.token_ids[: options.tokens] for prompt in make_prompts(model, options.prompts)]
@@ -127,12 +112,8 @@ def main(argv: list[str]) -> int:
     seconds, plain = lab.measure_speed(options.rounds, quiet), lab.measure_quality(prompts)
     with tempfile.TemporaryDirectory() as name:
         noisy = WeightLab(with_noise(model, 0.01, Path(name)), options.tokens).measure_quality(prompts)
-    about = machine() | {"threads": str(torch.get_num_threads()), "busy_with_other_things": str(quiet)}
+    rows = [_row(way, [plain[way], noisy[way]], seconds) for way in _WAYS]
     lines = [
-        "# Weights in fewer bytes",
-        "",
-        ", ".join(f"{key} {value}" for key, value in about.items()),
-        "",
         f"{model.name}, fp32 arithmetic; in w8a8_int8 and w4a8_int8, activations in 8 bits too. Against fp32,",
         f"over {sum(map(len, prompts)):,} positions of text (that of kv_quality.md): how often the most probable token",
         "is the same, and the mean Kullback-Leibler divergence in nats; then with 1 % of relative noise on weights,",
@@ -140,23 +121,19 @@ def main(argv: list[str]) -> int:
         f"Decode step: sequences of {_CONTEXT} tokens, medians of {options.rounds} rounds in turns, and the",
         "ratio to fp32 in the same round (below 1 is faster).",
         "",
-        "| weights | same token | mean KL | same token, noise | mean KL, noise | step of 1 | of 8 | of 32 |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        *table("weights | same token | mean KL | same token, noise | mean KL, noise | step of 1 | of 8 | of 32", rows),
     ]
-    for way in _WAYS:
-        cells: list[str] = ["fp32" if way == "none" else way]
-        for quality in (plain[way], noisy[way]):
-            cells += [f"{quality.num_equal / len(quality.kls):.2%}", f"{statistics.fmean(quality.kls):.1e}"]
-        for num_seqs in _BATCHES:
-            pairs = zip(seconds[way, num_seqs], seconds["none", num_seqs], strict=True)
-            ratio = statistics.median(own / of_plain for own, of_plain in pairs)
-            cells.append(f"{statistics.median(seconds[way, num_seqs]) * 1e3:.1f} ms, {ratio:.2f}")
-        lines.append(f"| {' | '.join(cells)} |")
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "quantization.md").write_text("\n".join([*lines, ""]))
-    print("\n".join(lines))
+    about = quiet.about_machine(threads=torch.get_num_threads())
+    write_page(options.output, "quantization.md", as_page("Weights in fewer bytes", about, lines))
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def _row(way: Quantization, divergences: Sequence[Divergence], seconds: Seconds) -> list[str]:
+    cells: list[str] = ["fp32" if way == "none" else way]
+    for divergence in divergences:
+        cells += [f"{divergence.equal_best:.2%}", f"{divergence.mean_kl:.1e}"]
+    for num_seqs in _BATCHES:
+        own_s, plain_s = seconds[way, num_seqs], seconds["none", num_seqs]
+        ratio = statistics.median(own / plain for own, plain in zip(own_s, plain_s, strict=True))
+        cells.append(f"{statistics.median(own_s) * 1e3:.1f} ms, {ratio:.2f}")
+    return cells

@@ -1,24 +1,25 @@
 """`kvasir bench speculation`: what speculative decoding gains and costs.
 
 One engine in this process, with and without prompt lookup, in turns. One text repeats what the prompt holds, the other
-does not. Only decoding is timed. Written to a folder as a table.
+does not. Only decoding is timed.
 """
 
-import argparse
 import statistics
-import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvasir.bench.command_line import positive
+from kvasir.bench.lab.engine_runs import new_request, run_until_all_decode
 from kvasir.bench.lab.kv_quality_text import some_passages
-from kvasir.bench.lab.kv_report import Quiet, machine
+from kvasir.bench.lab.machine import Quiet
+from kvasir.bench.lab.page import as_page, lab_parser, write_page
+from kvasir.bench.markdown import spread, table
 from kvasir.cli.model import prepare_builtin_model
 from kvasir.common.speculative_config import SpeculativeConfig
 from kvasir.engine.engine import Engine
 from kvasir.engine.factory import build_engine
-from kvasir.engine.request import Request, RequestId
-from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.settings import EngineSettings
 from kvasir.engine.speculation.payoff import Payoff
 from kvasir.engine.speculation.speculator import Speculator
@@ -26,16 +27,7 @@ from kvasir.router.text.tokenizer import TextTokenizer
 
 _CONFIG = SpeculativeConfig(method="ngram", num_speculative_tokens=4, prompt_lookup_min=2, prompt_lookup_max=4)
 _PASSAGE_TOKENS, _BEGUN_TOKENS = 260, 16
-_SUBJECTS = (
-    "a lighthouse",
-    "two clockmakers",
-    "the last tram",
-    "a violin",
-    "a lost map",
-    "winter",
-    "an orchard",
-    "fog",
-)
+_SUBJECTS = ("a lighthouse", "two clockmakers", "the last tram", "a violin", "a map", "winter", "an orchard", "fog")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +48,12 @@ class Outcome:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="kvasir bench speculation", description=(__doc__ or "").partition("\n")[2].strip()
-    )
-    parser.add_argument("--tokens", type=int, default=96, help="generated for each request (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="that count; one more comes first (default: %(default)s)")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4], help="(default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=2, help="(default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder (default: %(default)s)")
+    parser = lab_parser("speculation", __doc__)
+    add = parser.add_argument
+    add("--tokens", type=positive(int), default=96, help="generated for each request")
+    add("--rounds", type=positive(int), default=3, help="that count; one more comes first")
+    add("--concurrency", type=positive(int), nargs="+", default=[1, 4], help="requests at once")
+    add("--threads", type=positive(int), default=2, help="that the engine computes on")
     options = parser.parse_args(argv)
     model, quiet = prepare_builtin_model(), Quiet()
     settings = EngineSettings(
@@ -79,26 +69,18 @@ def main(argv: list[str]) -> int:
         for text in make_texts(model, num_seqs):
             quiet.look()
             plain, speculating = compare(engine, text, options.tokens, options.rounds)
-            rows.append(table_row(text.name, num_seqs, plain, speculating))
-    about = machine() | {"busy_with_other_things": str(quiet)}
+            rows.append(row(text.name, num_seqs, plain, speculating))
     lines = [
-        "# Speculative decoding by prompt lookup",
-        "",
-        ", ".join(f"{key} {value}" for key, value in about.items()),
-        "",
         f"{model.name}, {options.threads} threads, {options.tokens} tokens a request,",
         f"{_CONFIG.model_dump_json(exclude_none=True)}.",
         f"Decoding alone is timed, {options.rounds} rounds in turns after one that does not count: the median, and the",
         "slowest and the quickest. `copy` goes on with a text that the prompt holds, greedily; `free` tells stories at",
         "temperature 1, in which little comes twice: there it switches itself off but for a try now and then.",
         "",
-        "| text | at once | tokens/s without | tokens/s with | ratio | tokens a step | drafts kept |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-        *rows,
+        *table("text | at once | tokens/s without | tokens/s with | ratio | tokens a step | drafts kept", rows),
     ]
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "speculation.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    page = as_page("Speculative decoding by prompt lookup", quiet.about_machine(), lines)
+    write_page(options.output, "speculation.md", page)
     return 0
 
 
@@ -130,17 +112,10 @@ def run(engine: Engine, speculator: Speculator | None, text: Text, num_tokens: i
     """All requests at once, each to the same length."""
     engine.speculator = None
     requests = [
-        Request(
-            request_id=RequestId(f"r{i}"),
-            prompt_token_ids=list(prompt),
-            sampling=SamplingParams(max_tokens=num_tokens, temperature=text.temperature, seed=i),
-        )
+        new_request(i, prompt, num_tokens, temperature=text.temperature, seed=i)
         for i, prompt in enumerate(text.prompts)
     ]
-    for request in requests:
-        engine.submit(request)
-    while not all(request.output_token_ids for request in requests):
-        engine.step()
+    run_until_all_decode(engine, requests)
     engine.speculator = speculator
     before, started_s = engine.stats(), time.perf_counter()
     num_seqs_stepped = 0
@@ -148,7 +123,6 @@ def run(engine: Engine, speculator: Speculator | None, text: Text, num_tokens: i
         num_seqs_stepped += engine.stats().num_running
         engine.step()
     took_s, after = time.perf_counter() - started_s, engine.stats()
-    engine.speculator = speculator
     num_generated = after.num_generation_tokens - before.num_generation_tokens
     return Outcome(
         tokens_per_s=num_generated / took_s,
@@ -158,24 +132,15 @@ def run(engine: Engine, speculator: Speculator | None, text: Text, num_tokens: i
     )
 
 
-def table_row(name: str, num_seqs: int, plain: list[Outcome], speculating: list[Outcome]) -> str:
+def row(name: str, num_seqs: int, plain: Sequence[Outcome], speculating: Sequence[Outcome]) -> list[str]:
     ratio = statistics.median(b.tokens_per_s / a.tokens_per_s for a, b in zip(plain, speculating, strict=True))
     num_drafts = sum(one.num_draft_tokens for one in speculating)
-    cells = [
+    num_kept = sum(one.num_accepted_tokens for one in speculating)
+    return [
         name,
         str(num_seqs),
-        _spread([one.tokens_per_s for one in plain]),
-        _spread([one.tokens_per_s for one in speculating]),
+        *(spread([one.tokens_per_s for one in own]) for own in (plain, speculating)),
         f"{ratio:.2f}",
         f"{statistics.fmean(one.tokens_per_step for one in speculating):.2f}",
-        f"{sum(one.num_accepted_tokens for one in speculating) / max(num_drafts, 1):.0%} of {num_drafts}",
+        f"{num_kept / max(num_drafts, 1):.0%} of {num_drafts}",
     ]
-    return f"| {' | '.join(cells)} |"
-
-
-def _spread(values: list[float]) -> str:
-    return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

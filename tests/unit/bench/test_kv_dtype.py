@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from kvasir.bench.lab.kv_dtype import DtypeLab, Quality, Times, measure_quality, measure_speed, table
-from kvasir.bench.lab.kv_report import Quiet
+from kvasir.bench.lab.divergence import Divergence
+from kvasir.bench.lab.kv_dtype import DtypeLab, Times, as_table, measure_quality, measure_speed
+from kvasir.bench.lab.machine import Quiet
 from tests.unit.engine.checkpoints import save_checkpoint
 
 
@@ -11,21 +12,21 @@ def test_accuracy_and_speed_of_each_dtype(tmp_path: Path) -> None:
     save_checkpoint(tmp_path)
     lab = DtypeLab(tmp_path, 40)
     qualities = measure_quality(lab, [list(range(3, 3 + length)) for length in (5, 16, 37)])
-    assert qualities["fp32"] == Quality(1.0, 0.0, 0.0)
+    assert (qualities["fp32"].equal_best, qualities["fp32"].largest_kl) == (1.0, 0.0)
     assert 0 < qualities["fp16"].mean_kl < qualities["int8"].mean_kl <= qualities["int8"].largest_kl
     times = measure_speed(lab, 40, 2, Quiet())
     assert all(len(one.decode_s) == len(one.prefill_s) == 2 for one in times.values())
-    assert len(table(lab.layouts, qualities, times)) == 2 + 3
+    assert len(as_table(lab.layouts, qualities, times)) == 2 + 3
 
 
 def test_ratios_are_taken_round_by_round(tmp_path: Path) -> None:
     save_checkpoint(tmp_path)
-    lab, quality = DtypeLab(tmp_path, 16), Quality(0.5, 1e-3, 2e-3)
+    lab, divergence = DtypeLab(tmp_path, 16), Divergence(1, [0.0, 2e-3])
     times = {
         "fp32": Times([1, 2, 4], [8, 8, 8]),
         "fp16": Times([1, 1, 1], [4, 4, 4]),
         "int8": Times([2, 4, 8], [2] * 3),
     }
-    *_, fp16, int8 = table(lab.layouts, dict.fromkeys(lab.layouts, quality), times)
+    *_, fp16, int8 = as_table(lab.layouts, dict.fromkeys(lab.layouts, divergence), times)
     assert "| 50.00% | 1.0e-03 | 2.0e-03 | 1000.0 | 0.50 | 4000 | 0.50 |" in fp16
     assert "| 4000.0 | 2.00 | 2000 | 0.25 |" in int8

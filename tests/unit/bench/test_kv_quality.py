@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from kvasir.bench.lab.divergence import Divergence
 from kvasir.bench.lab.kv_quality import Quality, measure_quality, num_equal, quality_table, speed_table
 from kvasir.bench.lab.kv_quality_engine import CodecLab
 from kvasir.bench.lab.kv_quality_speed import Speed, measure_speed
 from kvasir.bench.lab.kv_quality_text import Prompt, some_passages
-from kvasir.bench.lab.kv_report import Quiet
+from kvasir.bench.lab.machine import Quiet
 from kvasir.kv_connector.testing import SMALL
 from tests.unit.engine.checkpoints import save_checkpoint
 
@@ -43,9 +44,12 @@ def test_logits_are_those_of_the_tokens_that_are_generated(lab: CodecLab) -> Non
 
 def test_lossy_codecs_are_seen_in_the_numbers_and_exact_ones_are_not(lab: CodecLab) -> None:
     qualities = measure_quality(lab, lab.prefill(PROMPTS), lab.generate_here(PROMPTS, 8))
-    assert qualities["none"] == Quality(3, 8.0, 1.0, 1.0, 0.0, 0.0)
-    assert 0 < qualities["fp16"].mean_kl < qualities["int8"].mean_kl < qualities["fp8"].mean_kl
-    assert all(quality.mean_kl <= quality.largest_kl for quality in qualities.values())
+    exact = qualities["none"]
+    assert (exact.num_equal_prompts, exact.num_tokens_before_difference, exact.equal_tokens) == (3, 8.0, 1.0)
+    assert (exact.divergence.equal_best, exact.divergence.largest_kl) == (1.0, 0.0)
+    divergences = [qualities[codec].divergence for codec in ("fp16", "int8", "fp8")]
+    assert 0 < divergences[0].mean_kl < divergences[1].mean_kl < divergences[2].mean_kl
+    assert all(divergence.mean_kl <= divergence.largest_kl for divergence in divergences)
 
 
 def test_equal_tokens_are_counted_from_the_front() -> None:
@@ -69,9 +73,9 @@ def test_where_a_codec_pays() -> None:
 
 def test_tables_say_what_was_measured() -> None:
     prompts = [Prompt("README.md", False, (1, 2, 3)), Prompt("LICENSE", True, (4,) * 9)]
-    quality = Quality(1, 6.5, 0.75, 0.875, 1.5e-3, 0.25)
+    quality = Quality(1, 6.5, 0.75, Divergence(7, [0.25, *[1e-3] * 7]))
     text = "\n".join(quality_table("tiny in fp32", prompts, 8, {"int8": quality}))
-    assert "| int8 | 1 of 2 | 6.5 of 8 | 75.0% | 87.50% | 1.5e-03 | 2.5e-01 |" in text
+    assert "| int8 | 1 of 2 | 6.5 of 8 | 75.0% | 87.50% | 3.2e-02 | 2.5e-01 |" in text
     assert "2 prompts of 3 to 9 tokens" in text
     assert "1 of them chats, from:\nREADME.md, LICENSE" in text
     speed = Speed(size=0.5, encode_bytes_per_s=2e9, decode_bytes_per_s=4e9, encode_ratio=0.2, decode_ratio=0.4)

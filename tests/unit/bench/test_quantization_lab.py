@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.bench.lab.kv_report import Quiet
+from kvasir.bench.lab.machine import Quiet
 from kvasir.bench.lab.quantization import WeightLab, with_noise
 from tests.unit.engine.checkpoints import save_checkpoint
 
