@@ -29,6 +29,7 @@ class Rule:
 
     length: int = 1000  # outputs after which it is complete
     breaks_after: int = 1000  # outputs after which it cannot be followed
+    vocabulary: int = VOCAB_SIZE
 
     def matcher(self) -> "RuleMatcher":
         return RuleMatcher(self)
@@ -53,7 +54,7 @@ class RuleMatcher:
     def allowed(self, stop_token_ids: Collection[int]) -> NDArray[np.bool_]:
         if self.is_complete or len(self._token_ids) >= self._rule.breaks_after:
             raise InvalidRequest("nothing can follow")
-        allowed: NDArray[np.bool_] = (np.arange(VOCAB_SIZE) + sum(self._token_ids)) % 3 == 0
+        allowed: NDArray[np.bool_] = (np.arange(self._rule.vocabulary) + sum(self._token_ids)) % 3 == 0
         return allowed
 
 
