@@ -43,6 +43,29 @@ class TryAgain(Exception):
 class Attempt:
     """`hear` is told what there is to act on, for whoever then calls `act_on`: a node's words, room, the deadline."""
 
+    __slots__ = (
+        "_decode",
+        "_decode_has_spoken",
+        "_entry",
+        "_first",
+        "_first_tokens",
+        "_has_second",
+        "_hear",
+        "_is_transferred",
+        "_life",
+        "_metrics",
+        "_num_cached_on_decode",
+        "_num_cached_tokens",
+        "_outputs_before",
+        "_pool",
+        "_prefill",
+        "_progress",
+        "_prompt_logprobs",
+        "_queue",
+        "_ticket",
+        "_timer",
+    )
+
     def __init__(
         self,
         life: Life,

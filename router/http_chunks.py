@@ -1,44 +1,92 @@
-"""Writing to a streamed response's connection without waiting for a turn: what uvicorn's `send` does with a chunk, less
-all that it must ask itself about other messages."""
+"""Writing to HTTP connections: what is made at one time goes out together, and a chunk of a streamed response goes out
+without waiting for a turn.
+
+A write goes through the kernel and wakes whoever reads. So nothing is written at once, but when those who make it have
+come to an end: the chunks of a node's step, all made by then; the head of an answer, its opening and its first token.
+"""
 
 import asyncio
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 WRITE_CHUNK = "kvasir.write_chunk"  # in a scope: its ChunkWriter
 
+_MAX_GATHERED_BYTES = 64 << 10  # of one connection; more is the transport's business, which stops whoever writes
+
 
 class Outbox:
-    """Chunks of all connections, written when those who make them have come to an end: a step of a node makes many.
+    """Connections with something to write."""
 
-    A write goes through the kernel and wakes whoever reads; one after the other, they cost half of what they do when
-    each waits for the next chunk to be made.
-    """
-
-    __slots__ = ("_chunks",)
+    __slots__ = ("_connections",)
 
     def __init__(self) -> None:
-        self._chunks: list[tuple[ChunkWriter, bytes]] = []
+        self._connections: list[GatheringTransport] = []
 
-    def put(self, writer: "ChunkWriter", data: bytes) -> None:
-        if not self._chunks:
-            asyncio.get_running_loop().call_soon(self.flush)
-        self._chunks.append((writer, data))
+    def put(self, connection: "GatheringTransport") -> None:
+        if not self._connections:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._connections.append(connection)
+
+    def _flush(self) -> None:
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            connection.flush()
+
+
+class GatheringTransport(asyncio.Transport):
+    """A connection's transport that gathers what it is given until the outbox's turn."""
+
+    __slots__ = ("_gathered", "_num_bytes", "_outbox", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, outbox: Outbox) -> None:
+        self._transport = transport
+        self._outbox = outbox
+        self._gathered: list[bytes] = []
+        self._num_bytes = 0
+
+    def write(self, data: Any) -> None:
+        if not self._gathered:
+            self._outbox.put(self)
+        self._gathered.append(data)
+        self._num_bytes += len(data)
+        if self._num_bytes > _MAX_GATHERED_BYTES:
+            self.flush()
 
     def flush(self) -> None:
-        chunks, self._chunks = self._chunks, []
-        for writer, data in chunks:
-            writer.write(data)
+        gathered, self._gathered, self._num_bytes = self._gathered, [], 0
+        if gathered and not self._transport.is_closing():
+            self._transport.write(gathered[0] if len(gathered) == 1 else b"".join(gathered))
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
 
 
 class ChunkWriter:
-    __slots__ = ("_cycle", "_flow", "_outbox", "_transport", "num_written")
+    """What uvicorn's `send` does with a chunk, less all that it must ask itself about other messages."""
 
-    def __init__(self, cycle: RequestResponseCycle, outbox: Outbox) -> None:
+    __slots__ = ("_cycle", "_flow", "_transport", "num_written")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
         self._flow = cycle.flow
         self._transport = cycle.transport
-        self._outbox = outbox
         self.num_written = 0
 
     def can_write(self) -> bool:
@@ -49,15 +97,6 @@ class ChunkWriter:
         return bool(cycle.response_started and cycle.chunked_encoding)
 
     def __call__(self, data: bytes) -> None:
-        """Only while it can; a moment later, behind all that has been made before. More than a client takes in is kept
-        for it."""
+        """Only while it can. More than a client takes in is kept for it."""
         self.num_written += 1
-        self._outbox.put(self, b"%x\r\n%b\r\n" % (len(data), data))
-
-    def flush(self) -> None:
-        """Whatever is sent another way comes behind what has been written here."""
-        self._outbox.flush()
-
-    def write(self, chunk: bytes) -> None:
-        if not self._transport.is_closing():
-            self._transport.write(chunk)
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))

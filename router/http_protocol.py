@@ -1,13 +1,14 @@
 """HTTP as bytes: what the parser would gather without end is bounded, what is no HTTP is refused in OpenAI's body, and
 other protocols are politely not spoken."""
 
+import asyncio
 from typing import Any
 
 import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from kvasir.router.http_chunks import WRITE_CHUNK, ChunkWriter, Outbox
+from kvasir.router.http_chunks import WRITE_CHUNK, ChunkWriter, GatheringTransport, Outbox
 from kvasir.router.openai.errors import HttpError, error_body
 
 _MAX_GATHERED_BYTES = 128 << 10  # of a request's head, or whatever else is not its body; and what one read may add
@@ -18,6 +19,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._outbox = outbox
         self._num_gathered_bytes = 0  # that have come to nothing yet
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(GatheringTransport(transport, self._outbox))
 
     def data_received(self, data: bytes) -> None:
         self._num_gathered_bytes += len(data)
@@ -62,7 +66,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # this parser is done
         super().on_headers_complete()
-        self.scope[WRITE_CHUNK] = ChunkWriter(self.cycle, self._outbox)  # type: ignore[literal-required]
+        self.scope[WRITE_CHUNK] = ChunkWriter(self.cycle)  # type: ignore[literal-required]
 
     def on_body(self, body: bytes) -> None:
         self._num_gathered_bytes = 0

@@ -32,6 +32,20 @@ class Life:
     common then, so each goes on by itself, as a request of its own (`parts`).
     """
 
+    __slots__ = (
+        "_first_sequence",
+        "_has_told",
+        "_max_failures",
+        "_num_failures",
+        "deadline_s",
+        "marks",
+        "open",
+        "outcomes",
+        "outputs",
+        "request",
+        "turn",
+    )
+
     def __init__(
         self, request: RoutedRequest, turn: Turn, deadline_s: float, max_failures: int, first_sequence: int = 0
     ) -> None:

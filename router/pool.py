@@ -23,6 +23,8 @@ from kvasir.router.views import Need, NodeView, num_blocks_for
 class Reservation:
     """What one request takes on one node. Given back exactly once, by `release`; nothing counts after that."""
 
+    __slots__ = ("is_admitted", "node", "num_blocks", "num_expected_tokens", "num_queued_tokens", "num_seats")
+
     def __init__(
         self, node: Node, num_tokens: int, num_queued_tokens: int, num_sequences: int = 1, num_expected_tokens: int = 0
     ) -> None:

@@ -95,6 +95,8 @@ class Reader:
     It says whether it has taken them; else they come as all others do.
     """
 
+    __slots__ = ("_listeners", "_stopped", "num_tokens_taken", "take")
+
     def __init__(self) -> None:
         self.take: Callable[[TokenDelta], bool] | None = None
         self.num_tokens_taken = 0

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 class AnswerRecord:
     """What of an answer's deltas is to be seen in the metrics."""
 
+    __slots__ = ("_envelope", "_has_begun", "_is_cut", "_record", "_served_by", "is_muted")
+
     def __init__(self, record: RequestRecord, envelope: Envelope) -> None:
         self._record = record
         self._envelope = envelope
@@ -72,6 +74,8 @@ class Answer(Protocol):
 
 
 class ChoicesAnswer:
+    __slots__ = ("_chunks", "_envelope", "_shape")
+
     num_openings = 0
 
     def __init__(self, envelope: Envelope, shape: Shape) -> None:

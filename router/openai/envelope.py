@@ -57,6 +57,8 @@ class Envelope:
 
 
 class Usage:
+    __slots__ = ("_num_cached_tokens", "_num_completion_tokens", "_num_prompt_tokens", "_num_reasoning_tokens")
+
     def __init__(self, envelope: Envelope) -> None:
         self._num_prompt_tokens = sum(envelope.prompt_lengths)
         self._num_completion_tokens = 0

@@ -35,6 +35,8 @@ class ChoicesReader:
     A stop string, or the only call that an answer may make, ends a sequence before its own end.
     """
 
+    __slots__ = ("_is_open", "_prompt_logprobs", "_read_before", "_readers", "_texts", "num_sequences")
+
     def __init__(
         self,
         requests: Sequence[RoutedRequest],

@@ -64,16 +64,15 @@ class EventStream(StreamingResponse):
             self._short_way.open(write_chunk.can_write, write_chunk)
         try:
             async for data in self._events:
-                if write_chunk is not None:
-                    write_chunk.flush()
                 await send_body({"type": "http.response.body", "body": data, "more_body": True})
                 self._num_sent += 1
+            beating.cancel()  # the end is sent with the last events: nothing stands between them
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             if self._short_way is not None:
                 self._short_way.close()
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _beat(self, send: Send, write_chunk: ChunkWriter | None) -> None:
         """Looks twice in the time that a connection may be silent."""

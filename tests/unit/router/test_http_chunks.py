@@ -1,16 +1,19 @@
-"""Chunks of many connections, written together."""
+"""What goes out on connections: gathered, and written in its order."""
 
 import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from kvasir.router.http_chunks import ChunkWriter, Outbox
+from kvasir.router.http_chunks import ChunkWriter, GatheringTransport, Outbox
+
+_MANY = 1 << 20
 
 
-class Wire:
-    """A connection's transport, and the order in which all of them are written."""
+class Wire(asyncio.Transport):
+    """The transport of a connection, and the order in which all of them are written."""
 
     def __init__(self, name: str, written: list[tuple[str, bytes]]) -> None:
+        super().__init__({"name": name})
         self._name = name
         self._written = written
         self.closes = False
@@ -18,47 +21,91 @@ class Wire:
     def is_closing(self) -> bool:
         return self.closes
 
-    def write(self, data: bytes) -> None:
+    def close(self) -> None:
+        self.closes = True
+
+    def abort(self) -> None:
+        self.closes = True
+
+    def write(self, data: Any) -> None:
         self._written.append((self._name, data))
 
 
-def a_writer(wire: Wire, outbox: Outbox) -> ChunkWriter:
-    cycle: Any = SimpleNamespace(flow=SimpleNamespace(write_paused=False), transport=wire)
-    return ChunkWriter(cycle, outbox)
+class Connections:
+    """With one outbox."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[str, bytes]] = []
+        self._outbox = Outbox()
+
+    def new(self, name: str) -> tuple[Wire, GatheringTransport]:
+        wire = Wire(name, self.written)
+        return wire, GatheringTransport(wire, self._outbox)
 
 
-async def test_chunks_are_written_when_all_are_made_and_in_their_order() -> None:
-    written: list[tuple[str, bytes]] = []
-    outbox = Outbox()
-    one, other = (a_writer(Wire(name, written), outbox) for name in ("one", "other"))
-    one(b"first")
-    other(b"second")
-    one(b"third")
-    assert written == []
+async def test_all_is_written_when_it_is_made_and_what_belongs_together_at_once() -> None:
+    connections = Connections()
+    (_, one), (_, other) = connections.new("one"), connections.new("other")
+    one.write(b"head ")
+    other.write(b"head")
+    one.write(b"chunk")
+    assert connections.written == []
     await asyncio.sleep(0)
-    assert written == [("one", b"5\r\nfirst\r\n"), ("other", b"6\r\nsecond\r\n"), ("one", b"5\r\nthird\r\n")]
-    other(b"")
+    assert connections.written == [("one", b"head chunk"), ("other", b"head")]
+    one.write(b"more")
     await asyncio.sleep(0)
-    assert len(written) == 4
+    assert connections.written[2:] == [("one", b"more")]
 
 
-async def test_what_comes_another_way_comes_behind_them() -> None:
-    written: list[tuple[str, bytes]] = []
-    wire = Wire("one", written)
-    writer = a_writer(wire, Outbox())
-    writer(b"early")
-    writer.flush()
-    wire.write(b"late")
+async def test_a_chunk_goes_out_as_http_has_it_behind_what_was_sent_before() -> None:
+    connections = Connections()
+    _, connection = connections.new("one")
+    cycle: Any = SimpleNamespace(flow=SimpleNamespace(write_paused=False), transport=connection)
+    write_chunk = ChunkWriter(cycle)
+    connection.write(b"head\r\n\r\n")
+    write_chunk(b"first")
+    connection.write(b"0\r\n\r\n")
     await asyncio.sleep(0)
-    assert [data for _, data in written] == [b"5\r\nearly\r\n", b"late"]
+    assert connections.written == [("one", b"head\r\n\r\n5\r\nfirst\r\n0\r\n\r\n")]
+    assert write_chunk.num_written == 1
 
 
-async def test_a_connection_that_has_closed_meanwhile_keeps_nobody_from_theirs() -> None:
-    written: list[tuple[str, bytes]] = []
-    outbox = Outbox()
-    gone, here = Wire("gone", written), Wire("here", written)
-    a_writer(gone, outbox)(b"x")
-    a_writer(here, outbox)(b"y")
-    gone.closes = True
+async def test_a_connection_that_closes_sends_what_it_has_gathered_and_nothing_later() -> None:
+    connections = Connections()
+    wire, connection = connections.new("one")
+    connection.write(b"last words")
+    connection.close()
+    assert connections.written == [("one", b"last words")]
+    assert wire.closes
+    connection.write(b"more")
     await asyncio.sleep(0)
-    assert written == [("here", b"1\r\ny\r\n")]
+    assert connections.written == [("one", b"last words")]
+
+
+async def test_a_connection_that_has_been_lost_meanwhile_keeps_nobody_from_theirs() -> None:
+    connections = Connections()
+    (_, gone), (_, here) = connections.new("gone"), connections.new("here")
+    gone.write(b"x")
+    here.write(b"y")
+    gone.abort()
+    await asyncio.sleep(0)
+    assert connections.written == [("here", b"y")]
+
+
+async def test_much_is_not_gathered_so_that_the_transport_can_say_stop() -> None:
+    connections = Connections()
+    _, connection = connections.new("one")
+    connection.write(b"head")
+    connection.write(bytes(_MANY))
+    assert [len(data) for _, data in connections.written] == [_MANY + 4]
+    await asyncio.sleep(0)
+    assert len(connections.written) == 1
+
+
+async def test_whatever_else_one_asks_of_a_transport_is_its_own() -> None:
+    wire, connection = Connections().new("one")
+    assert connection.get_extra_info("name") == "one"
+    assert connection.get_extra_info("peer", "nobody") == "nobody"
+    assert not connection.is_closing()
+    wire.close()
+    assert connection.is_closing()
