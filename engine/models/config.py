@@ -78,7 +78,10 @@ class ModelConfig:
 
 def read_json(path: Path) -> dict[str, Any]:
     """{} if there is no such file."""
-    content = json.loads(path.read_text()) if path.is_file() else {}
+    try:
+        content = json.loads(path.read_text()) if path.is_file() else {}
+    except ValueError as error:
+        raise UnsupportedModel(f"{path} is no JSON: {error}") from error
     if not isinstance(content, dict):
         raise UnsupportedModel(f"{path} does not hold a JSON object")
     return content

@@ -114,12 +114,15 @@ class Checkpoint:
 
 @contextmanager
 def open_checkpoint(directory: Path) -> Iterator[Checkpoint]:
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     with ExitStack() as stack:
         shard_of: dict[str, Any] = {}
         for path in shard_paths(directory):
-            shard = stack.enter_context(safe_open(path, framework="pt"))
+            try:
+                shard = stack.enter_context(safe_open(path, framework="pt"))
+            except SafetensorError as error:
+                raise UnsupportedModel(f"{path} is torn, or no safetensors file: {error}") from error
             shard_of.update(dict.fromkeys(shard.keys(), shard))
         yield Checkpoint(shard_of)
 

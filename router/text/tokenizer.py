@@ -33,7 +33,11 @@ class TextTokenizer:
         path = model_dir / "tokenizer.json"
         if not path.is_file():
             raise UnsupportedTokenizer(f"{path} does not exist; a model needs a tokenizer of the tokenizers library")
-        return cls(Tokenizer.from_file(str(path)), _special_tokens(read_tokenizer_config(model_dir)))
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises no other
+            raise UnsupportedTokenizer(f"{path} cannot be read: {error}") from error
+        return cls(tokenizer, _special_tokens(read_tokenizer_config(model_dir)))
 
     @property
     def eos_token_ids(self) -> frozenset[int]:

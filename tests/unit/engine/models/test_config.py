@@ -191,3 +191,15 @@ def test_whatever_is_called_the_end_anywhere_ends(
 def test_no_end_is_named_anywhere(tmp_path: Path) -> None:
     write_config(tmp_path)
     assert eos_token_ids(tmp_path) == frozenset()
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    config = read_model_config(tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"model\.safetensors is torn, or no safetensors file"):
+        load_model(tmp_path, config, torch.float32, CPU)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UnsupportedModel, match=r"config\.json is no JSON"):
+        read_model_config(tmp_path)

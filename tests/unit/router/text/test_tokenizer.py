@@ -43,3 +43,9 @@ def test_special_tokens_are_known() -> None:
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedTokenizer, match=r"tokenizer\.json"):
         TextTokenizer.load(tmp_path)
+
+
+def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(UnsupportedTokenizer, match=r"tokenizer\.json cannot be read: EOF"):
+        TextTokenizer.load(tmp_path)
