@@ -25,6 +25,7 @@ from redis.exceptions import RedisError
 
 from kvasir.common.logging import Sparse
 from kvasir.proto import workers_pb2 as pb
+from kvasir.router.batches import Batches
 from kvasir.router.openai.errors import StoreUnavailable
 from kvasir.router.openai.stream_head import head_of, origin_of, taken_stream
 from kvasir.router.openai.tape import StreamLog, StreamOrigin, TakenStream, line_of
@@ -68,12 +69,10 @@ class _Call:
     script: str
     key: str
     arguments: tuple[str | bytes | int, ...]
-    answer: asyncio.Future[Any]  # None: there is none
 
 
 class RedisNotes:
-    """What all streams of this process note goes in one call after the other: what comes while one is on its way goes
-    with the next.
+    """Of all streams of this process.
 
     `max_life_s`, `max_grace_s`: of one request; a stream that nobody came back to is forgotten after both.
     `max_bytes`: of all that this process has noted; beyond, streams are not noted. `on_failure`: of one stream.
@@ -99,8 +98,7 @@ class RedisNotes:
         self._num_bytes = 0
         self._on_failure = on_failure
         self._sparse = Sparse()
-        self._next: list[_Call] = []
-        self._sending: asyncio.Task[None] | None = None
+        self._calls: Batches[_Call, Any] = Batches(self._answers)
         self._until_up: asyncio.Task[None] | None = None  # while the server does not answer
 
     def new_log(self, owner: str, origin: StreamOrigin, grace_s: float) -> StreamLog:
@@ -127,19 +125,15 @@ class RedisNotes:
         return found
 
     async def close(self) -> None:
-        tasks = [task for task in (self._sending, self._until_up) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._calls.close()
+        if self._until_up is not None:
+            self._until_up.cancel()
+            await asyncio.gather(self._until_up, return_exceptions=True)
         await self._redis.aclose()
 
     def call(self, script: str, key: str, *arguments: str | bytes | int) -> asyncio.Future[Any]:
         """What it answers; None if nothing."""
-        one = _Call(script, key, arguments, asyncio.get_running_loop().create_future())
-        self._next.append(one)
-        if self._sending is None:
-            self._sending = asyncio.create_task(self._send())
-        return one.answer
+        return self._calls.add(_Call(script, key, arguments))
 
     def ttl_ms(self, life_s: float | None, grace_s: float) -> int:
         return round(1000 * ((self._max_life_s if life_s is None else min(life_s, self._max_life_s)) + grace_s)) + 1000
@@ -155,15 +149,6 @@ class RedisNotes:
         self._on_failure()
         if self._sparse.allows("failed"):
             log.warning("a stream cannot be gone on with by another router: %s", why)
-
-    async def _send(self) -> None:
-        while self._next:
-            calls, self._next = self._next, []
-            answers = await self._answers(calls)
-            for call, answer in zip(calls, answers, strict=True):
-                if not call.answer.done():  # whoever asked may have gone
-                    call.answer.set_result(answer)
-        self._sending = None
 
     async def _answers(self, calls: Sequence[_Call]) -> list[Any]:
         if self._until_up is not None:

@@ -5,13 +5,14 @@ from __future__ import annotations  # grpc's classes are generic in their stubs 
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
 
 from kvasir.common.logging import Sparse
 from kvasir.proto import workers_pb2 as pb
+from kvasir.router.batches import Batches
 from kvasir.router.openai.stream_head import head_of, origin_of, taken_stream
 from kvasir.router.openai.tape import StreamLog, StreamOrigin, TakenStream, line_of
 from kvasir.router.types import RoutedRequest, TokenDelta
@@ -21,30 +22,18 @@ log = logging.getLogger(__name__)
 _TIMEOUT_S = 5.0
 
 
-@dataclass(eq=False, slots=True)
-class _Batch:
-    notes: list[pb.StreamNote] = field(default_factory=list)
-    is_sent: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 class StreamNotes:
-    """What all streams of this worker note goes to the parent in one call after the other: what comes while one is on
-    its way goes with the next."""
+    """Of all streams of this worker."""
 
     def __init__(self, hub: Any, worker: int) -> None:
         self._hub = hub
         self._worker = worker
         self._sparse = Sparse()
-        self._next = _Batch()
-        self._sending: asyncio.Task[None] | None = None
+        self._notes: Batches[pb.StreamNote, None] = Batches(self._send)
 
-    def add(self, note: pb.StreamNote) -> asyncio.Event:
-        """Set when the parent has it, or does not answer."""
-        batch = self._next
-        batch.notes.append(note)
-        if self._sending is None:
-            self._sending = asyncio.create_task(self._send())
-        return batch.is_sent
+    def add(self, note: pb.StreamNote) -> asyncio.Future[None]:
+        """Comes to its end when the parent has it, or does not answer."""
+        return self._notes.add(note)
 
     def new_log(self, owner: str, origin: StreamOrigin, grace_s: float) -> StreamLog:
         return HubStreamLog(self, owner, origin, grace_s)
@@ -67,17 +56,13 @@ class StreamNotes:
     async def close(self) -> None:
         """The channel is the process's."""
 
-    async def _send(self) -> None:
-        while self._next.notes:
-            batch, self._next = self._next, _Batch()
-            try:
-                request = pb.NoteStreamsRequest(worker=self._worker, notes=batch.notes)
-                await self._hub.NoteStreams(request, timeout=_TIMEOUT_S)
-            except Exception as error:  # whatever it is: no stream waits for it
-                self._failed(error)
-            finally:
-                batch.is_sent.set()
-        self._sending = None
+    async def _send(self, notes: Sequence[pb.StreamNote]) -> list[None]:
+        try:
+            request = pb.NoteStreamsRequest(worker=self._worker, notes=notes)
+            await self._hub.NoteStreams(request, timeout=_TIMEOUT_S)
+        except Exception as error:  # whatever it is: no stream waits for it
+            self._failed(error)
+        return [None] * len(notes)
 
     def _failed(self, error: Exception) -> None:
         if self._sparse.allows("failed"):
@@ -102,12 +87,12 @@ class HubStreamLog:
     async def begin(self, requests: Sequence[RoutedRequest]) -> None:
         head = head_of(self._origin, requests, self._grace_s)
         self._origin = replace(self._origin, body=b"")  # it may be large, and the parent has it
-        await self._note(begun=head).wait()
+        await self._note(begun=head)
 
     async def add(self, delta: TokenDelta) -> None:
         tokens = pb.StreamTokens(number=self._num_noted, line=line_of(delta))
         self._num_noted += 1
-        await self._note(tokens=tokens).wait()
+        await self._note(tokens=tokens)
 
     def forget(self) -> None:
         self._note(is_over=True)
@@ -115,5 +100,5 @@ class HubStreamLog:
     def give_back(self) -> None:
         self._note(is_given_back=True)
 
-    def _note(self, **what: Any) -> asyncio.Event:
+    def _note(self, **what: Any) -> asyncio.Future[None]:
         return self._notes.add(pb.StreamNote(owner=self._owner, response_id=self._origin.response_id, **what))

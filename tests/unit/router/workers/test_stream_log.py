@@ -23,6 +23,6 @@ async def test_a_call_that_fails_in_whatever_way_holds_up_nothing() -> None:
     hub = FailingHub()
     notes = StreamNotes(hub, worker=0)
     async with asyncio.timeout(5):
-        await notes.add(pb.StreamNote(owner="o", response_id="a")).wait()
-        await notes.add(pb.StreamNote(owner="o", response_id="b")).wait()
+        await notes.add(pb.StreamNote(owner="o", response_id="a"))
+        await notes.add(pb.StreamNote(owner="o", response_id="b"))
     assert [note.response_id for call in hub.calls for note in call.notes] == ["a", "b"]
