@@ -16,12 +16,10 @@ from kvasir.engine.forward_pass import ForwardPass, Model
 from kvasir.engine.grammar_step import GrammarMasks, Masks
 from kvasir.engine.kv_cache import KVCache
 from kvasir.engine.request import Request, RequestId
-from kvasir.engine.sampler import sample, score
+from kvasir.engine.sampler import ROWS_SCORED_AT_ONCE, sample, score
 from kvasir.engine.step import Chunk, PositionLogprobs, Sampled, StepPlan
 
 # Shapes: T tokens in this step  C hidden size
-
-_ROWS_SCORED_AT_ONCE = 64  # logits of a long prompt would take gigabytes
 
 
 class Followers(Protocol):
@@ -109,8 +107,8 @@ class ModelRunner:
             request = chunk.request
             first = end_in_batch - chunk.end  # the row of position 0, if it were in this step
             logprobs: list[PositionLogprobs] = []
-            for start in range(positions.start, positions.stop, _ROWS_SCORED_AT_ONCE):
-                end = min(start + _ROWS_SCORED_AT_ONCE, positions.stop)
+            for start in range(positions.start, positions.stop, ROWS_SCORED_AT_ONCE):
+                end = min(start + ROWS_SCORED_AT_ONCE, positions.stop)
                 logits = self._model.logits(hidden[first + start : first + end])
                 tokens = request.prompt_token_ids[start + 1 : end + 1]
                 logprobs += score(logits, tokens, request.sampling.prompt_logprobs or 0)

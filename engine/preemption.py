@@ -15,9 +15,7 @@ from math import inf
 
 from kvasir.common.prefill_speed import PrefillSpeed
 
-_MARGIN = (
-    0.5  # another than the last come must be so much cheaper a block: one that came early shall not wait for little
-)
+_MARGIN = 0.5  # another than the last come must be so much cheaper a block: who came early shall not wait for little
 
 
 class Way(Enum):

@@ -27,7 +27,7 @@ from kvasir.kernels.choose import choose
 
 Drafts = Mapping[RequestId, Sequence[int]]
 
-_ROWS_SCORED_AT_ONCE = 64  # in float64
+ROWS_SCORED_AT_ONCE = 64  # in float64: those of a long prompt would take gigabytes
 _NOT_FINITE = Sampled(is_finite=False)
 
 
@@ -123,8 +123,8 @@ def _with_logprobs(
     """logits [R, V]; of the raw ones"""
     scores: dict[int, PositionLogprobs] = {}
     for num_best, wanted in rows_scored.items():
-        for start in range(0, len(wanted), _ROWS_SCORED_AT_ONCE):
-            rows, tokens = zip(*wanted[start : start + _ROWS_SCORED_AT_ONCE], strict=True)
+        for start in range(0, len(wanted), ROWS_SCORED_AT_ONCE):
+            rows, tokens = zip(*wanted[start : start + ROWS_SCORED_AT_ONCE], strict=True)
             scores.update(zip(rows, score(logits[list(rows)], tokens, num_best), strict=True))
     first = iter(sorted(scores))
     return [

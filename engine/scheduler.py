@@ -6,37 +6,15 @@ from math import ceil
 
 from kvasir.engine.blocks import num_blocks_for
 from kvasir.engine.limits import Limits
+from kvasir.engine.open_plan import OpenPlan
 from kvasir.engine.preemption import Choice, Loss, Rates, Way, choose_victim, choose_way
 from kvasir.engine.queues import Queues
-from kvasir.engine.request import Phase, Request, RequestId
+from kvasir.engine.request import Phase, Request
 from kvasir.engine.stats import StepTimes
 from kvasir.engine.step import Admitted, Chunk, StepPlan
 from kvasir.engine.step_budget import StepBudget
 
 _LARGEST_SHARE = 0.75  # of what is left of a step, for one prompt while others are behind it
-
-
-class OpenPlan:
-    """A step's plan in the making."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.num_prompts = 0  # that are still to be considered
-        self.chunks: dict[RequestId, Chunk] = {}
-        self.admitted: list[Admitted] = []
-
-    def add(self, chunk: Chunk) -> None:
-        self.chunks[chunk.request.request_id] = chunk
-        self.budget -= chunk.num_tokens
-
-    def drop(self, request: Request) -> None:
-        chunk = self.chunks.pop(request.request_id, None)
-        self.budget += chunk.num_tokens if chunk else 0
-
-    def completes(self, request: Request) -> bool:
-        """Nothing of it is left to be computed after this step."""
-        chunk = self.chunks.get(request.request_id)
-        return chunk is not None and chunk.samples
 
 
 class Scheduler(Queues):

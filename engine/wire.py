@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvasir.common.errors import (
     DeadlineExceeded,
@@ -16,9 +16,8 @@ from kvasir.common.grammar import Grammar
 from kvasir.common.hashing import BlockHash, routing_key
 from kvasir.common.seeds import sequence_seed
 from kvasir.common.tokens import pack_tokens, unpack_tokens
-from kvasir.engine.blocks import KVLayout
-from kvasir.engine.limits import Limits
-from kvasir.engine.request import FinishReason, Request, RequestId
+from kvasir.engine.addresses import SequenceAddress, address_of, request_id_of
+from kvasir.engine.request import FinishReason, Request
 from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.stats import EngineStats
 from kvasir.engine.step import Admitted, PositionLogprobs, PromptLogprobs, SequenceOutput
@@ -41,28 +40,6 @@ _FAILURE_CODES = {
     ServingError: common_pb2.FAILURE_CODE_INTERNAL,
     Exception: common_pb2.FAILURE_CODE_INTERNAL,
 }
-
-# --- who is meant ----------------------------------------------------------------------------------------------
-
-
-class SequenceAddress(NamedTuple):
-    """Where one sequence's events go: the wire's way of naming a `RequestId`."""
-
-    session_id: str
-    handle: int
-    sequence: int
-
-
-def request_id_of(address: SequenceAddress) -> RequestId:
-    """("s1", 7, 0) -> "s1/7/0" """
-    return RequestId(f"{address.session_id}/{address.handle}/{address.sequence}")
-
-
-def address_of(request_id: RequestId) -> SequenceAddress:
-    """ "s1/7/0" -> ("s1", 7, 0)"""
-    session_id, handle, sequence = request_id.rsplit("/", 2)
-    return SequenceAddress(session_id, int(handle), int(sequence))
-
 
 # --- what comes in ---------------------------------------------------------------------------------------------
 
@@ -118,12 +95,7 @@ def request_from_proto(
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
     _check_token_ids((*prompt, *outputs), vocab_size, "prompt")
-    _check_token_ids(sampling.allowed_token_ids, vocab_size, "allowed_token_ids")
-    _check_token_ids([token_id for token_id, _ in sampling.logit_bias], vocab_size, "logit_bias")
-    _check_token_ids(tuple(sampling.stop_token_ids), vocab_size, "stop_token_ids")
-    _check_token_ids([token_id for word in sampling.bad_words for token_id in word], vocab_size, "bad_words")
-    if not all(sampling.bad_words):
-        raise InvalidRequest("bad_words holds an empty word", "bad_words")
+    _check_sampling(sampling, vocab_size)
     return Request(
         request_id=request_id_of(address),
         prompt_token_ids=list(prompt),
@@ -166,7 +138,16 @@ def requests_from_proto(
     return leader, *leader.forks
 
 
-def _check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
+def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
+    _check_token_ids(sampling.allowed_token_ids, vocab_size, "allowed_token_ids")
+    _check_token_ids([token_id for token_id, _ in sampling.logit_bias], vocab_size, "logit_bias")
+    _check_token_ids(sampling.stop_token_ids, vocab_size, "stop_token_ids")
+    _check_token_ids([token_id for word in sampling.bad_words for token_id in word], vocab_size, "bad_words")
+    if not all(sampling.bad_words):
+        raise InvalidRequest("bad_words holds an empty word", "bad_words")
+
+
+def _check_token_ids(token_ids: Collection[int], vocab_size: int, param: str) -> None:
     if token_ids and max(token_ids) >= vocab_size:
         raise InvalidRequest(f"token id {max(token_ids)} is outside of the vocabulary of {vocab_size}", param)
 
@@ -209,10 +190,6 @@ def admitted_to_proto(admitted: Admitted, num_fetched_tokens: int = 0) -> common
     )
 
 
-def progress_to_proto(handle: int, num_blocks: int, committed: bool) -> common_pb2.TicketProgress:
-    return common_pb2.TicketProgress(handle=handle, num_blocks=num_blocks, committed=committed)
-
-
 def failure_to_proto(handle: int, error: Exception) -> common_pb2.RequestFailed:
     """The nearest class that has a code decides; what nobody foresaw is internal."""
     code = next(_FAILURE_CODES[cls] for cls in type(error).__mro__ if cls in _FAILURE_CODES)
@@ -244,44 +221,4 @@ def load_to_proto(stats: EngineStats, num_leased_blocks: int = 0, block_fetch_s:
         prefill_token_s=speed.token_s if speed else 0.0,
         prefill_position_s=speed.position_s if speed else 0.0,
         block_fetch_s=block_fetch_s,
-    )
-
-
-def description_to_proto(
-    role: "common_pb2.Role.ValueType",
-    limits: Limits,
-    layout: KVLayout,
-    *,
-    node_epoch: str,
-    version: str,
-    model_name: str,
-    kv_identity: bytes,
-    vocab_size: int,
-    eos_token_ids: Collection[int],
-    connector: str,
-    kv_endpoint: str = "",
-    kv_stored_as: str = "",
-    metrics_address: str = "",
-) -> common_pb2.NodeDescription:
-    return common_pb2.NodeDescription(
-        role=role,
-        node_epoch=node_epoch,
-        version=version,
-        model_name=model_name,
-        kv_identity=kv_identity,
-        block_size=limits.block_size,
-        kv_cache_dtype=layout.dtype,
-        num_layers=layout.num_layers,
-        num_kv_heads=layout.total_kv_heads,
-        head_dim=layout.head_dim,
-        vocab_size=vocab_size,
-        max_model_len=limits.max_model_len,
-        max_num_seqs=limits.max_num_seqs,
-        num_total_blocks=limits.num_blocks,
-        connector=connector,
-        kv_endpoint=kv_endpoint,
-        kv_stored_as=kv_stored_as,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        metrics_address=metrics_address,
-        eos_token_ids=pack_tokens(sorted(eos_token_ids)),
     )

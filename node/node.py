@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic
 from kvasir.common.errors import Draining, EngineDead, ServingError
 from kvasir.common.metrics import Sample
 from kvasir.engine import wire
+from kvasir.engine.addresses import address_of
 from kvasir.engine.async_engine import AsyncEngine
 from kvasir.engine.blocks import BlockId
 from kvasir.engine.request import FinishReason, RequestId
@@ -213,7 +214,7 @@ class Node(ABC, Generic[E]):
 
     def _on_output(self, output: SequenceOutput, outbox: Outbox) -> None:
         entry = self.in_flight.get(output.request_id)
-        sequence = wire.address_of(output.request_id).sequence
+        sequence = address_of(output.request_id).sequence
         if entry is None or sequence not in entry.open_sequences:
             return
         self.metrics.generated(entry.progress[sequence], output)

@@ -25,12 +25,12 @@ from kvasir.common.errors import KVTransferError
 from kvasir.common.grpc_server import bind, check_listen, new_server
 from kvasir.common.secrets import cluster_secret
 from kvasir.common.status_server import Health, StatusServer
-from kvasir.engine import wire
 from kvasir.engine.models.config import UnsupportedModel
 from kvasir.kv_connector.base import KVConnector
 from kvasir.node.announce import Announcer, own_address
 from kvasir.node.build import BuiltNode, build
 from kvasir.node.config import NodeConfig
+from kvasir.node.description import description_to_proto
 from kvasir.node.node import Node
 from kvasir.node.parts import NodeParts
 from kvasir.node.servicer import NodeServicer
@@ -138,7 +138,7 @@ class NodeProcess:
 
     def _describe(self, node: Node[Any], metrics_address: str) -> common_pb2.NodeDescription:
         model, connector = self._built.model, self._built.parts.connector
-        return wire.description_to_proto(
+        return description_to_proto(
             node.role,
             node.limits,
             model.layout,

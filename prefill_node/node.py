@@ -121,7 +121,8 @@ class PrefillNode(Node[PrefillRequest]):
             handoff.abort()
 
     def _tell_progress(self, session: Session, handle: int, num_blocks: int, committed: bool) -> None:
-        session.tell(common_pb2.StepOutput(progress=[wire.progress_to_proto(handle, num_blocks, committed)]))
+        progress = common_pb2.TicketProgress(handle=handle, num_blocks=num_blocks, committed=committed)
+        session.tell(common_pb2.StepOutput(progress=[progress]))
         if committed:
             self._forget_later(session, handle)
 

@@ -1,8 +1,8 @@
 """Who gives way when blocks run out."""
 
 from kvasir.engine.engine import Engine
+from kvasir.engine.open_plan import OpenPlan
 from kvasir.engine.request import Phase
-from kvasir.engine.scheduler import OpenPlan
 from kvasir.engine.step import Chunk
 from tests.fakes import fake_tokens
 from tests.unit.engine.test_engine import hash_of, make_engine, make_request, outputs_of, run, runner_of

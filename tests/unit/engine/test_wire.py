@@ -10,23 +10,18 @@ from kvasir.common.grammar import Grammar
 from kvasir.common.hashing import BlockHash
 from kvasir.common.prefill_speed import PrefillSpeed
 from kvasir.common.tokens import pack_tokens, unpack_tokens
-from kvasir.engine.blocks import KVLayout
-from kvasir.engine.limits import Limits
+from kvasir.engine.addresses import SequenceAddress, address_of, request_id_of
 from kvasir.engine.request import FinishReason, RequestId
 from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.stats import EngineStats
 from kvasir.engine.step import Admitted, PositionLogprobs, SequenceOutput
 from kvasir.engine.wire import (
-    SequenceAddress,
-    address_of,
     admitted_to_proto,
-    description_to_proto,
     failure_to_proto,
     kv_events_to_proto,
     load_to_proto,
     output_to_proto,
     request_from_proto,
-    request_id_of,
     sampling_from_proto,
 )
 from kvasir.proto import common_pb2
@@ -155,7 +150,7 @@ def test_every_error_has_a_code() -> None:
     assert failure_to_proto(3, errors.Draining("")).message == "Draining"
 
 
-def test_admission_load_events_and_description() -> None:
+def test_admission_load_and_events() -> None:
     request = request_from_proto(ADDRESS, generation(), vocab_size=100, arrival_s=0)
     admitted = admitted_to_proto(Admitted(request, (), (), 16, 0.25), num_fetched_tokens=32)
     assert (admitted.handle, admitted.num_cached_tokens, admitted.num_fetched_tokens) == (7, 16, 32)
@@ -166,20 +161,6 @@ def test_admission_load_events_and_description() -> None:
     assert (load.prefill_token_s, load.prefill_position_s, load.block_fetch_s) == (0.5, 0.25, 0.125)
     events = kv_events_to_proto(9, [BlockHash(b"\x01" + bytes(31))], [BlockHash(bytes(7) + b"\x80" + b"x" * 24)])
     assert (events.first_sequence, list(events.stored_keys), list(events.dropped_keys)) == (9, [1], [1 << 63])
-    description = description_to_proto(
-        common_pb2.ROLE_PREFILL,
-        Limits(block_size=16, num_blocks=50, max_num_batched_tokens=512, max_num_seqs=8, max_model_len=2048),
-        KVLayout(num_layers=2, num_kv_heads=1, total_kv_heads=3, head_dim=64, block_size=16, dtype="float32"),
-        node_epoch="e",
-        version="1",
-        model_name="m",
-        kv_identity=b"id",
-        vocab_size=100,
-        eos_token_ids={2, 0},
-        connector="tcp",
-    )
-    assert (description.num_total_blocks, description.num_kv_heads, description.kv_cache_dtype) == (50, 3, "float32")
-    assert unpack_tokens(description.eos_token_ids) == (0, 2)
 
 
 @pytest.mark.parametrize(

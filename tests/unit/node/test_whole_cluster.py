@@ -18,8 +18,8 @@ from kvasir.common.metrics import Metrics
 from kvasir.common.seeds import sequence_seed
 from kvasir.decode_node.node import DecodeNode
 from kvasir.decode_node.servicer import DecodeServicer
-from kvasir.engine import wire
 from kvasir.kv_connector.settings import ConnectorSettings
+from kvasir.node.description import description_to_proto
 from kvasir.prefill_node.node import PrefillNode
 from kvasir.prefill_node.servicer import PrefillServicer
 from kvasir.proto import decode_pb2_grpc, prefill_pb2_grpc
@@ -78,7 +78,7 @@ async def whole_cluster(settings: ConnectorSettings, num_blocks: int) -> AsyncIt
 async def _serve(node: Any, stack: AsyncExitStack) -> str:
     server = new_server("127.0.0.1:0", None)
     address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
-    description = wire.description_to_proto(
+    description = description_to_proto(
         node.role,
         node.limits,
         LAYOUT,
