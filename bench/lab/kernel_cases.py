@@ -3,36 +3,22 @@
 A case is made on a device from a seed, runs once and is checked, and is timed only then.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvasir.bench.lab.kernel_cases_rows import ROW_CASES, close_to
-from kvasir.bench.lab.kernel_prepared import Prepared
+from kvasir.bench.lab.kernel_case import HEAD_DIM, HEADS, KV_HEADS, Case, Prepared, close_to
+from kvasir.bench.lab.kernel_cases_rows import row_cases
+from kvasir.bench.lab.kernel_decode_step import decode_step
 from kvasir.kernels.decode_attention import decode_attention
 from kvasir.kernels.prefill_attention import prefill_attention
 from kvasir.kernels.write_kv import write_kv, write_kv_reference
 
 # Shapes: S sequences  C tokens of each  T tokens  N blocks  B tokens a block  H query heads  K KV heads  D head dim
 
-HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
-DECODE_STEP = "kvasir.bench.lab.kernel_decode_step"  # decode_step(batch_size, context, device) -> Prepared
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    kernel: str
-    shape: str
-    bound: Literal["copy", "matmul"]  # the ceiling it is held against
-    wanted: float | None  # share of the ceiling
-    make: Callable[[str], Prepared] | None  # by device; None: the part of the engine that it measures is not there
+BLOCK_SIZE = 16
 
 
 def _paged(num_sequences: int, context: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,45 +102,22 @@ def write_kv_case(num_tokens: int, device: str) -> Prepared:
     return Prepared(run=run, check=check, amount=qkv.nbytes + queries + kv_cache.nbytes + cos.nbytes + sin.nbytes)
 
 
-def decode_step_case() -> Case:
-    """A whole step of the engine with CUDA graphs, where the engine has brought one to measure."""
-
-    def make(device: str) -> Prepared:
-        prepared: Prepared = import_module(DECODE_STEP).decode_step(32, 1024, device)
-        return prepared
-
-    is_there = find_spec(DECODE_STEP) is not None
-    return Case(
-        kernel="decode step", shape="8B, 32 x 1k, CUDA graph", bound="copy", wanted=1 / 1.25,
-        make=make if is_there else None,
-    )  # fmt: skip
-
-
-def _tokens(count: int) -> str:
-    return f"{count // 1024}k"
-
-
 def all_cases() -> list[Case]:
     decodes = [
         Case(
-            kernel="decode_attention", shape=f"{size} x {_tokens(context)}", bound="copy", wanted=0.85,
+            kernel="decode_attention", shape=f"{size} x {context // 1024}k", wanted=0.85,
             make=partial(decode_case, size, context),
         )
         for size, context in ((64, 1024), (32, 4096), (32, 16_384), (16, 32_768), (16, 131_072))
     ]  # fmt: skip
     prefills = [
         Case(
-            kernel="prefill_attention", shape=f"1 x {_tokens(count)}", bound="matmul", wanted=0.6,
+            kernel="prefill_attention", shape=f"1 x {count // 1024}k", bound="matmul", wanted=0.6,
             make=partial(prefill_case, count),
         )
         for count in (8192, 32_768)
     ]  # fmt: skip
-    writes = Case(
-        kernel="write_kv", shape="32k tokens", bound="copy", wanted=0.85,
-        make=partial(write_kv_case, 32_768),
-    )  # fmt: skip
-    rows = [
-        Case(kernel=kernel, shape=shape, bound=bound, wanted=wanted, make=make)
-        for kernel, shape, bound, wanted, make in ROW_CASES
-    ]
-    return [*decodes, *prefills, writes, *rows, decode_step_case()]
+    writes = Case(kernel="write_kv", shape="32k tokens", wanted=0.85, make=partial(write_kv_case, 32_768))
+    shape = "8B, 32 x 1k, CUDA graph"
+    step = Case(kernel="decode step", shape=shape, wanted=1 / 1.25, make=partial(decode_step, 32, 1024))
+    return [*decodes, *prefills, writes, *row_cases(), step]

@@ -1,13 +1,13 @@
 """Cases of the kernels beside attention: part of `kernel_cases`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
-from kvasir.bench.lab.kernel_prepared import Prepared
+from kvasir.bench.lab.kernel_case import HEAD_DIM, HEADS, KV_HEADS, Case, Prepared, close_to
 from kvasir.kernels.gelu_mul import gelu_mul, gelu_mul_reference
 from kvasir.kernels.pack_blocks import (
     Codec,
@@ -27,14 +27,6 @@ from kvasir.kernels.silu_mul import silu_mul, silu_mul_reference
 
 EPS = 1e-5
 BLOCK_SHAPE = (32, 2, 8, 16, 128)  # of an 8B model: 2 MiB in bfloat16
-HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
-
-RowCase = tuple[str, str, Literal["copy", "matmul"], float | None, Callable[[str], Prepared]]
-
-
-def close_to(actual: Tensor, expected: Tensor) -> None:
-    """Of bfloat16, whose values have 8 bits, after two roundings; AssertionError"""
-    torch.testing.assert_close(actual.float(), expected.float(), rtol=2e-2, atol=2e-2)
 
 
 def rms_norm_case(num_tokens: int, size: int, device: str) -> Prepared:
@@ -138,28 +130,47 @@ def linear_case(weight_dtype: torch.dtype, group_size: int | None, num_tokens: i
     )
 
 
-def _packings() -> Iterator[RowCase]:
+def _packings() -> Iterator[Case]:
     for codec in get_args(Codec):
-        for name, unpacks in (("pack_blocks", False), ("unpack_blocks", True)):
-            yield name, f"512 x 2 MiB, {codec}", "copy", 0.9, partial(packing_case, codec, unpacks, 512, BLOCK_SHAPE)
+        for kernel, unpacks in (("pack_blocks", False), ("unpack_blocks", True)):
+            make = partial(packing_case, codec, unpacks, 512, BLOCK_SHAPE)
+            yield Case(kernel=kernel, shape=f"512 x 2 MiB, {codec}", wanted=0.9, make=make)
 
 
-ROW_CASES: list[RowCase] = [
-    ("rms_norm", "32k x 4096, residual", "copy", 0.85, partial(rms_norm_case, 32_768, 4096)),
-    ("silu_mul", "8k x 14336", "copy", 0.85, partial(gated_case, "silu_mul", 8192, 14_336)),
-    ("gelu_mul", "8k x 14336", "copy", 0.85, partial(gated_case, "gelu_mul", 8192, 14_336)),
-    ("qk_norm", "32k x 40 x 128", "copy", 0.85, partial(qk_norm_case, 32_768)),
-    *_packings(),
-    ("sample", "32 x 128256, greedy", "copy", None, partial(sample_case, 32, 128_256)),
-    ("sample", "32 x 128256, top-p 0.95", "copy", None,
-     partial(sample_case, 32, 128_256, temperature=1.0, top_p=0.95)),
-    ("sample", "256 x 128256, top-k 50, top-p 0.95", "copy", None,
-     partial(sample_case, 256, 128_256, temperature=1.0, top_k=50, top_p=0.95)),
-    ("quantized_linear", "int8, 32 x 4096 x 14336", "copy", None, partial(linear_case, torch.int8, None, 32)),
-    ("quantized_linear", "int8 / 128, 32 x 4096 x 14336", "copy", None, partial(linear_case, torch.int8, 128, 32)),
-    ("quantized_linear", "fp8, 32 x 4096 x 14336", "copy", None,
-     partial(linear_case, torch.float8_e4m3fn, None, 32)),
-    ("quantized_linear", "int8, 4k x 4096 x 14336", "matmul", None, partial(linear_case, torch.int8, None, 4096)),
-    ("quantized_linear", "fp8, 4k x 4096 x 14336", "matmul", None,
-     partial(linear_case, torch.float8_e4m3fn, None, 4096)),
-]  # fmt: skip
+def _sampling(num_rows: int, shape: str, **params: float) -> Case:
+    def make(device: str) -> Prepared:
+        return sample_case(num_rows, 128_256, device, **params)
+
+    return Case(kernel="sample", shape=f"{num_rows} x 128256, {shape}", make=make)
+
+
+def _linear(name: str, dtype: torch.dtype, group_size: int | None, num_tokens: int) -> Case:
+    is_large = num_tokens == 4096
+    return Case(
+        kernel="quantized_linear",
+        shape=f"{name}, {'4k' if is_large else num_tokens} x 4096 x 14336",
+        bound="matmul" if is_large else "copy",
+        make=partial(linear_case, dtype, group_size, num_tokens),
+    )
+
+
+def row_cases() -> list[Case]:
+    def gated(name: str) -> Case:
+        return Case(kernel=name, shape="8k x 14336", wanted=0.85, make=partial(gated_case, name, 8192, 14_336))
+
+    norm, qk = partial(rms_norm_case, 32_768, 4096), partial(qk_norm_case, 32_768)
+    return [
+        Case(kernel="rms_norm", shape="32k x 4096, residual", wanted=0.85, make=norm),
+        gated("silu_mul"),
+        gated("gelu_mul"),
+        Case(kernel="qk_norm", shape="32k x 40 x 128", wanted=0.85, make=qk),
+        *_packings(),
+        _sampling(32, "greedy"),
+        _sampling(32, "top-p 0.95", temperature=1.0, top_p=0.95),
+        _sampling(256, "top-k 50, top-p 0.95", temperature=1.0, top_k=50, top_p=0.95),
+        _linear("int8", torch.int8, None, 32),
+        _linear("int8 / 128", torch.int8, 128, 32),
+        _linear("fp8", torch.float8_e4m3fn, None, 32),
+        _linear("int8", torch.int8, None, 4096),
+        _linear("fp8", torch.float8_e4m3fn, None, 4096),
+    ]

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvasir.bench.lab.kernel_prepared import Prepared
+from kvasir.bench.lab.kernel_case import Prepared
 from kvasir.engine.blocks import BlockId
 from kvasir.engine.cuda_graphs import CudaCapture, can_be_captured
 from kvasir.engine.kv_cache import KVCache, kv_layout

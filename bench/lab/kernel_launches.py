@@ -3,24 +3,15 @@
 To add a kernel: a function here that calls its launcher, and its name in LAUNCHES.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from kvasir.bench.lab.kernel_launches_rows import ROW_LAUNCHES
+from kvasir.bench.lab.kernel_launches_rows import HEADS, KV_HEADS, NUM_TOKENS, ROW_LAUNCHES, Launch, empty
 from kvasir.kernels.triton.decode_attention import decode_attention
 from kvasir.kernels.triton.prefill_attention import prefill_attention
 from kvasir.kernels.triton.write_kv import write_kv
 
-NUM_TOKENS, NUM_SEQUENCES, MAX_BLOCKS, NUM_BLOCKS, NUM_LAYERS, BLOCK_SIZE = 4096, 32, 8192, 65_536, 32, 16
-HEADS, KV_HEADS = 32, 8
-
-Launch = Callable[[torch.dtype], None]
-
-
-def empty(*shape: int, dtype: torch.dtype) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
+NUM_SEQUENCES, MAX_BLOCKS, NUM_BLOCKS, NUM_LAYERS, BLOCK_SIZE = 32, 8192, 65_536, 32, 16
 
 
 def _qkv_and_cache(num_tokens: int, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -5,19 +5,20 @@ it is timed; one that is wrong, or does not run, is named in the table and has n
 Without a GPU the table says so, and nothing else. All of it takes less than ten minutes, with the tests or without.
 """
 
-import argparse
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
 
 import torch
 
-from kvasir.bench.lab.kernel_cases import Case, all_cases
+from kvasir.bench.lab.kernel_case import Case
+from kvasir.bench.lab.kernel_cases import all_cases
 from kvasir.bench.lab.kernel_tests import run_tests
+from kvasir.bench.lab.page import lab_parser
+from kvasir.bench.markdown import table
 from kvasir.kernels import backend
 
 NOT_MEASURED = "not measured"
@@ -26,7 +27,7 @@ DEADLINE_S = 540  # cases that have not begun by then are left out, and the tabl
 TESTS_LIMIT_S = 270
 COPIED_BYTES = 4 << 30
 MATMUL_SIZE = 8192
-HEADER = ["kernel", "shape", "must move or do", "floor, us", "measured, us", "share", "wanted", "beside, us"]
+HEADER = "kernel | shape | must move or do | floor, us | measured, us | share | wanted | beside, us"
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,6 @@ def measure_ceilings(device: str) -> Ceilings:
 
 def measured(case: Case, ceilings: Ceilings, device: str) -> list[str]:
     """The cells after kernel and shape"""
-    if case.make is None:
-        return unmeasured(case)
     torch.manual_seed(7)
     prepared = case.make(device)
     prepared.run()
@@ -64,8 +63,8 @@ def measured(case: Case, ceilings: Ceilings, device: str) -> list[str]:
     else:
         amount, floor_s = f"{prepared.amount / 1e9:,.1f} GFLOP", prepared.amount / ceilings.matmul_flops_per_s
     beside = "" if prepared.beside is None else f"{median_s(prepared.beside) * 1e6:,.1f}"
-    wanted = wanted_of(case)
-    return [amount, f"{floor_s * 1e6:,.1f}", f"{time_s * 1e6:,.1f}", f"{floor_s / time_s:.0%}", wanted, beside]
+    times_us = f"{floor_s * 1e6:,.1f}", f"{time_s * 1e6:,.1f}"
+    return [amount, *times_us, f"{floor_s / time_s:.0%}", wanted_of(case), beside]
 
 
 def unmeasured(case: Case) -> list[str]:
@@ -86,17 +85,14 @@ def as_markdown(about: str, rows: list[list[str]]) -> str:
         "product, both of the same run; the share is floor / measured. Beside prefill attention: torch's flash",
         "attention, on keys and values in one piece. Made by `kvasir bench kernels`.",
         "",
-        f"| {' | '.join(HEADER)} |",
-        f"|---|---|{'---:|' * (len(HEADER) - 2)}",
     ]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows), ""])
+    return "\n".join([*lines, *table(HEADER, rows, num_texts=2), ""])
 
 
 def main(argv: list[str]) -> int:
     started_s = time.monotonic()
-    parser = argparse.ArgumentParser(prog="kvasir bench kernels", description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder of kernels.md")
-    parser.add_argument("--only", default="", help="kernels whose name begins so")
+    parser = lab_parser("kernels", __doc__)
+    parser.add_argument("--only", default="", metavar="NAME", help="kernels whose name begins so (default: all)")
     parser.add_argument("--tests", action="store_true", help="first the tests of kernels and engine on the GPU")
     options = parser.parse_args(argv)
     cases = [case for case in all_cases() if case.kernel.startswith(options.only)]
@@ -150,5 +146,5 @@ def measured_or_failed(case: Case, ceilings: Ceilings, device: str) -> list[str]
         return [f"{FAILED}: {type(error).__name__}", *[NOT_MEASURED] * 3, wanted_of(case), NOT_MEASURED]
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # where nothing but torch is installed
     sys.exit(main(sys.argv[1:]))

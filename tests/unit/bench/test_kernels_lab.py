@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvasir.bench.lab import kernel_cases, kernel_cases_rows, kernels
-from kvasir.bench.lab.kernel_prepared import Prepared
+from kvasir.bench.lab.kernel_case import Case, Prepared
 from kvasir.bench.lab.kernel_tests import run_tests
 
 SMALL = {
@@ -44,8 +44,8 @@ def test_decode_attention_must_read_all_keys_and_values() -> None:
     assert prepared.amount == 2 * 40 * 2 * 8 * 128 * 2 + 2 * 2 * 32 * 128 * 2
 
 
-def small_case(kernel: str, wanted: float | None = 0.85) -> kernel_cases.Case:
-    return kernel_cases.Case(
+def small_case(kernel: str, wanted: float | None = 0.85) -> Case:
+    return Case(
         kernel=kernel, shape="small", bound="copy", wanted=wanted, make=lambda device: SMALL[kernel]()
     )  # fmt: skip
 
