@@ -12,6 +12,7 @@ _KEEPALIVE_INTERVAL_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
 _RECONNECT_AFTER_MS = 100
 _RECONNECT_AT_LEAST_EVERY_MS = 2_000
+_LOOKAHEAD_BYTES = 1 << 20
 
 Options = list[tuple[str, int]]
 
@@ -45,4 +46,6 @@ def _common_options(max_message_bytes: int) -> Options:
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),  # otherwise pings stop after two in a long silence
+        ("grpc.http2.bdp_probe", 0),  # a ping, and its answer, with what comes: half of what a small message costs
+        ("grpc.http2.lookahead_bytes", _LOOKAHEAD_BYTES),  # which the probe would else find out
     ]
