@@ -26,8 +26,8 @@ from kvasir.router.openai.noted_streams import NotedStreams, Notes
 from kvasir.router.openai.reading import habits_of
 from kvasir.router.openai.redis_notes import RedisNotes
 from kvasir.router.openai.responses.api import ResponsesApi
+from kvasir.router.openai.responses.redis_store import RedisResponseStore
 from kvasir.router.openai.responses.store import MemoryResponseStore, ResponseStore
-from kvasir.router.openai.responses.stores import response_store
 from kvasir.router.openai.serving import Serving
 from kvasir.router.openai.tokens import TokensApi
 from kvasir.router.overview import Overview, OwnOverview
@@ -94,9 +94,7 @@ async def running_router(config: RouterConfig, sharing: Alone) -> AsyncIterator[
         template = None if source is None else ChatTemplate(source, tokenizer.special_tokens)
         renderer = ChatRenderer(template, trusts_requests=config.trust_request_chat_template)
         stack.callback(renderer.close)
-        store = response_store(
-            config.response_store_url, config.response_store_ttl_s, partial(sharing.memory_store, config)
-        )
+        store = _response_store(config, sharing)
         stack.push_async_callback(store.close)
         grammars = _grammars(config)
         stack.push_async_callback(grammars.close)
@@ -156,6 +154,12 @@ def limits_of(config: RouterConfig) -> Limits:
         tokens_per_minute=config.tokens_per_minute,
         max_concurrent_requests=config.max_concurrent_requests,
     )
+
+
+def _response_store(config: RouterConfig, sharing: Alone) -> ResponseStore:
+    if config.response_store_url is None:
+        return sharing.memory_store(config)
+    return RedisResponseStore(config.response_store_url, ttl_s=config.response_store_ttl_s)
 
 
 def _grammars(config: RouterConfig) -> GrammarChecker:

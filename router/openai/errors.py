@@ -3,11 +3,13 @@
 import logging
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import orjson
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from kvasir.common.errors import (
@@ -21,6 +23,11 @@ from kvasir.common.errors import (
     Overloaded,
     ServingError,
 )
+from kvasir.router.openai.client_gone import ClientGone
+
+S = TypeVar("S")
+CLIENT_LEFT = (ClientDisconnect, ClientGone)
+_CLIENT_CLOSED_REQUEST = 499  # nobody is there to read it
 
 # Of the HTTP request that is served in this context.
 current_request_id: ContextVar[str] = ContextVar("current_request_id", default="-")
@@ -94,7 +101,24 @@ def status_of(error: Exception) -> int:
     return _entry(error)[0] if isinstance(error, ServingError) else 500
 
 
+def answering(
+    handler: Callable[[S, Request], Awaitable[Response]],
+) -> Callable[[S, Request], Awaitable[Response]]:
+    """A method that answers also where it raises."""
+
+    @wraps(handler)
+    async def answer(self: S, request: Request) -> Response:
+        try:
+            return await handler(self, request)
+        except Exception as error:
+            return error_response(error)
+
+    return answer
+
+
 def error_response(error: Exception) -> Response:
+    if isinstance(error, CLIENT_LEFT):
+        return Response(status_code=_CLIENT_CLOSED_REQUEST)
     status = status_of(error)
     if status == 500:
         log.error("request %s failed: %r", current_request_id.get(), error, exc_info=error)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from kvasir.common.errors import InvalidRequest
@@ -18,8 +18,8 @@ from kvasir.router.openai.answer import Answer, outcome_of
 from kvasir.router.openai.begun import Begun
 from kvasir.router.openai.bodies import Bodies
 from kvasir.router.openai.body import read_body
-from kvasir.router.openai.client_gone import ClientGone, unless_gone
-from kvasir.router.openai.errors import error_response, json_response
+from kvasir.router.openai.client_gone import unless_gone
+from kvasir.router.openai.errors import CLIENT_LEFT, error_response, json_response
 from kvasir.router.openai.event_ids import Numbering, parse_event_id
 from kvasir.router.openai.kept_streams import KeptStreams
 from kvasir.router.openai.models import GenerationBody
@@ -29,7 +29,6 @@ from kvasir.router.openai.tape import StreamLog, StreamOrigin, TakenStream, not_
 from kvasir.router.tenants.tenant import current_tenant
 
 B = TypeVar("B", bound=GenerationBody)
-CLIENT_CLOSED_REQUEST = 499  # nobody is there to read it
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,10 @@ class Serving:
     async def serve(self, request: Request, endpoint: Endpoint[B]) -> Response:
         last_event_id = request.headers.get("last-event-id")
         if last_event_id is not None:
-            return await self._resume(request, endpoint, last_event_id)
+            try:
+                return await self._resume(request, endpoint, last_event_id)
+            except Exception as error:
+                return error_response(error)
         record = self._metrics.begin(endpoint.name)
         try:
             data = await read_body(request, self._max_request_bytes)
@@ -74,26 +76,18 @@ class Serving:
                 timeout_s=body.timeout,
             )
             return await unless_gone(request.receive, self._answer(endpoint, body, record, origin))
-        except (ClientDisconnect, ClientGone):
-            record.end("abort")
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
-            record.end(outcome_of(error))
+            record.end("abort" if isinstance(error, CLIENT_LEFT) else outcome_of(error))
             return error_response(error)
 
     async def _resume(self, request: Request, endpoint: Endpoint[B], last_event_id: str) -> Response:
-        try:
-            await read_body(request, self._max_request_bytes)
-            if not parse_event_id(last_event_id).response_id.startswith(endpoint.id_prefix):
-                raise not_kept()  # there: it is another endpoint's
-            found = await self._streams.resume(current_tenant.get().owner, last_event_id, endpoint.name)
-            if isinstance(found, EventStream):
-                return found
-            return await unless_gone(request.receive, self._go_on(endpoint, found))
-        except (ClientDisconnect, ClientGone):
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        except Exception as error:
-            return error_response(error)
+        await read_body(request, self._max_request_bytes)
+        if not parse_event_id(last_event_id).response_id.startswith(endpoint.id_prefix):
+            raise not_kept()  # there: it is another endpoint's
+        found = await self._streams.resume(current_tenant.get().owner, last_event_id, endpoint.name)
+        if isinstance(found, EventStream):
+            return found
+        return await unless_gone(request.receive, self._go_on(endpoint, found))
 
     async def _answer(self, endpoint: Endpoint[B], body: B, record: RequestRecord, origin: StreamOrigin) -> Response:
         generation = await endpoint.prepare(body, record, origin)

@@ -5,15 +5,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from kvasir.common.errors import InvalidRequest
 from kvasir.router.openai.bodies import Bodies
 from kvasir.router.openai.body import read_body
-from kvasir.router.openai.client_gone import ClientGone, unless_gone
+from kvasir.router.openai.client_gone import unless_gone
 from kvasir.router.openai.conversation import rendered_chat
-from kvasir.router.openai.errors import ModelNotFound, error_response, json_response
+from kvasir.router.openai.errors import ModelNotFound, answering, json_response
 from kvasir.router.openai.models import Body, ConversationBody
 from kvasir.router.openai.parsing import validated
 from kvasir.router.openai.sampling import context_length_exceeded, max_prompt_tokens
@@ -22,7 +22,6 @@ from kvasir.router.text.chat_renderer import ChatRenderer
 from kvasir.router.text.tokenizer import TextTokenizer
 from kvasir.router.types import Backend
 
-_CLIENT_CLOSED_REQUEST = 499
 _MAX_IDS = 1 << 20
 
 
@@ -62,22 +61,19 @@ class TokensApi:
         self._model_names = tuple(model_names)
         self._max_request_bytes = max_request_bytes
 
+    @answering
     async def tokenize(self, request: Request) -> Response:
         return await self._serve(request, self._tokenize)
 
+    @answering
     async def detokenize(self, request: Request) -> Response:
         return await self._serve(request, self._detokenize)
 
     async def _serve(
         self, request: Request, answer: Callable[[dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]]
     ) -> Response:
-        try:
-            fields = await self._bodies.json_object(await read_body(request, self._max_request_bytes))
-            return json_response(await unless_gone(request.receive, answer(fields)))
-        except (ClientDisconnect, ClientGone):
-            return Response(status_code=_CLIENT_CLOSED_REQUEST)
-        except Exception as error:
-            return error_response(error)
+        fields = await self._bodies.json_object(await read_body(request, self._max_request_bytes))
+        return json_response(await unless_gone(request.receive, answer(fields)))
 
     async def _tokenize(self, fields: dict[str, Any]) -> dict[str, Any]:
         body: TokenizeTextBody | TokenizeChatBody

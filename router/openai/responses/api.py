@@ -1,12 +1,12 @@
 """The endpoints under /v1/responses."""
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from functools import partial
 from typing import Any
 
 import orjson
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from kvasir.common.errors import InvalidRequest
@@ -15,8 +15,8 @@ from kvasir.router.openai.api import OpenAIApi
 from kvasir.router.openai.errors import (
     HttpError,
     StoreUnavailable,
+    answering,
     current_request_id,
-    error_response,
     json_response,
     status_of,
 )
@@ -29,7 +29,7 @@ from kvasir.router.openai.responses.references import as_shown, with_referenced
 from kvasir.router.openai.responses.request import chat_body, named_as_given
 from kvasir.router.openai.responses.store import ResponseStore, StoredResponse
 from kvasir.router.openai.responses.writer import ResponseWriter
-from kvasir.router.openai.serving import CLIENT_CLOSED_REQUEST, Endpoint, Generation
+from kvasir.router.openai.serving import Endpoint, Generation
 from kvasir.router.openai.sse import event
 from kvasir.router.openai.tape import StreamOrigin
 from kvasir.router.tenants.tenant import current_tenant
@@ -112,57 +112,43 @@ class ResponsesApi:
         prepare = partial(self._prepare, current_tenant.get().owner)
         return await self._api.serving.serve(request, Endpoint("responses", ResponsesBody, "resp_", prepare))
 
+    @answering
     async def input_tokens(self, request: Request) -> Response:
         """How long the prompt of such a request is."""
-        try:
-            body = await self._api.serving.body_of(request, ResponsesBody)
-            _, _, chat = await self._read(current_tenant.get().owner, body)
-            with named_as_given():
-                prompt, _, _ = await self._api.chat_prompt(chat)
-            return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
-        except ClientDisconnect:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        except Exception as error:
-            return error_response(error)
+        body = await self._api.serving.body_of(request, ResponsesBody)
+        _, _, chat = await self._read(current_tenant.get().owner, body)
+        with named_as_given():
+            prompt, _, _ = await self._api.chat_prompt(chat)
+        return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
 
+    @answering
     async def one(self, request: Request) -> Response:
-        return await (self._delete(request) if request.method == "DELETE" else self._retrieve(request))
-
-    async def _retrieve(self, request: Request) -> Response:
-        if request.query_params.get("stream", "false").lower() not in ("false", "0"):
-            return error_response(_unsupported("stream", "a stored response is not streamed again"))
-        return await self._with_stored(request, lambda stored: stored.response)
-
-    async def input_items(self, request: Request) -> Response:
-        return await self._with_stored(request, lambda stored: _list_of(stored.input_items, request.query_params))
-
-    async def _delete(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]
-        try:
+        if request.method == "DELETE":
             if not await self._store.delete(current_tenant.get().owner, response_id):
                 raise _not_found(response_id)
-        except Exception as error:
-            return error_response(error)
-        return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
+            return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
+        if request.query_params.get("stream", "false").lower() not in ("false", "0"):
+            raise _unsupported("stream", "a stored response is not streamed again")
+        return json_response((await self._stored(response_id)).response)
 
+    @answering
+    async def input_items(self, request: Request) -> Response:
+        stored = await self._stored(request.path_params["response_id"])
+        return json_response(_list_of(stored.input_items, request.query_params))
+
+    @answering
     async def cancel(self, request: Request) -> Response:
         """Only what runs in the background outlives its connection, and nothing here does."""
+        await self._stored(request.path_params["response_id"])
+        message = "only a response that was made with 'background' can be cancelled"
+        raise InvalidRequest(message, "response_id", "invalid_value")
 
-        def refuse(stored: StoredResponse) -> dict[str, Any]:
-            message = "only a response that was made with 'background' can be cancelled"
-            raise InvalidRequest(message, "response_id", "invalid_value")
-
-        return await self._with_stored(request, refuse)
-
-    async def _with_stored(self, request: Request, show: Callable[[StoredResponse], dict[str, Any]]) -> Response:
-        response_id = request.path_params["response_id"]
-        try:
-            stored = await self._store.get(current_tenant.get().owner, response_id)
-            if stored is None:
-                raise _not_found(response_id)
-            return json_response(show(stored))
-        except Exception as error:
-            return error_response(error)
+    async def _stored(self, response_id: str) -> StoredResponse:
+        stored = await self._store.get(current_tenant.get().owner, response_id)
+        if stored is None:
+            raise _not_found(response_id)
+        return stored
 
     async def _prepare(
         self, owner: str, body: ResponsesBody, record: RequestRecord, origin: StreamOrigin
