@@ -4,10 +4,12 @@ The server may be full, evicting, a replica, slow, away, or another's too. What 
 that comes over a network; what it refuses or does not answer raises, and the core leaves it alone for a while.
 """
 
+import logging
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
+from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector.base import BlockSource, Frame, Land, StoreKey
 from kvasir.kv_connector.redis_blocks import ALIGNMENT, exist, read, remove, write
 from kvasir.kv_connector.redis_pool import RedisPool
@@ -15,6 +17,8 @@ from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.store_reading import Sizes, StoreReader, Trays
 from kvasir.kv_connector.stored import max_stored_bytes
 from kvasir.kv_connector.threads import Job, Threads
+
+log = logging.getLogger(__name__)
 
 _MAX_BLOCK_BYTES = 1 << 30
 _NUM_MOVING = 8  # threads, and so connections, that move blocks
@@ -38,6 +42,10 @@ class RedisConnector:
         if max_bytes > _MAX_BLOCK_BYTES:
             raise ValueError(f"blocks of {max_payload_bytes} bytes are too large for Redis")
         self._reader = StoreReader(self._moving, Trays(max_bytes), ALIGNMENT, self._read)
+        try:
+            await self.contains([])
+        except KVTransferError as error:
+            log.warning("Redis is not ready yet: %s", error)
 
     async def close(self) -> None:
         self._moving.stop()

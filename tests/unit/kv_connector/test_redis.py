@@ -62,6 +62,19 @@ async def test_a_server_that_goes_away_and_comes_back(
         assert await fetch(pair, keys) == ()
 
 
+async def test_a_server_that_is_away_at_the_start_is_told_of_and_used_later(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.kill()
+    async with asyncio.timeout(DEADLINE_S), pairs_of(settings_of(server))() as pair:
+        assert {record.getMessage().partition(":")[0] for record in caplog.records} == {"Redis is not ready yet"}
+        server.start()
+        keys = random_keys(2)
+        await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
+        assert await fetch(pair, keys) == ()
+        assert pair.sender.metrics.store_failures == 0
+
+
 async def test_a_restart_between_two_requests_is_not_noticed(server: RedisServer) -> None:
     async with asyncio.timeout(DEADLINE_S), pairs_of(settings_of(server))() as pair:
         for _ in range(3):
