@@ -15,9 +15,8 @@ import aiohttp
 from kvasir.bench.check_options import CheckOptions, parse_options
 from kvasir.bench.check_report import Findings, Phase, as_markdown, draw, judge
 from kvasir.bench.load_generator import LoadResult, run_load
-from kvasir.bench.openai_client import Endpoint, Outcome, ask
+from kvasir.bench.openai_client import Endpoint, Outcome, ask, open_session
 from kvasir.bench.resident_memory import MemorySamples, process_name, sampled_memory
-from kvasir.bench.serve import fixed_prompts, open_session, resolve_endpoint, tokenizer_of
 from kvasir.bench.workload import Prompt
 
 _WAYS = ("streamed", "whole", "mixed")
@@ -26,15 +25,8 @@ _PAUSE_AFTER_ERROR_S = 0.5  # a service that refuses all is not asked a thousand
 
 
 def main(argv: list[str]) -> int:
-    options = parse_options(argv)
-    try:
-        findings = asyncio.run(check(options))
-    except (ValueError, OSError) as error:
-        print(f"kvasir bench check: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("kvasir bench check: stopped", file=sys.stderr)
-        return 130
+    options = parse_options(argv, __doc__)
+    findings = asyncio.run(check(options))
     verdicts = judge(findings, options.limits)
     text = as_markdown(findings, verdicts)
     options.output.mkdir(parents=True, exist_ok=True)
@@ -46,12 +38,12 @@ def main(argv: list[str]) -> int:
 
 async def check(options: CheckOptions) -> Findings:
     async with open_session() as session:
-        endpoint = await resolve_endpoint(options, session)
+        endpoint = await options.resolve(session)
         asker = _Asker(options, session, endpoint)
         phases = [await asker.phase(1, way) for way in _WAYS[:2]]
         for concurrency in options.concurrency:
             phases += [await asker.phase(concurrency, way) for way in _WAYS]
-        own = f"{options.base_url.rstrip('/')}/metrics"
+        own = f"{options.base_url}/metrics"
         urls = list(dict.fromkeys((own, *options.metrics)))
         soak_s = options.soak_minutes * 60
         async with sampled_memory(session, urls, max(0.05, soak_s / _MEMORY_SAMPLES)) as memory:
@@ -81,7 +73,7 @@ class _Asker:
         self._options = options
         self._session = session
         self._endpoints = {True: endpoint, False: dataclasses.replace(endpoint, streams=False)}
-        self._tokenizer = tokenizer_of(options)
+        self._tokenizer = options.open_tokenizer()
         self._num_batches = 0
 
     async def phase(self, concurrency: int, way: str) -> Phase:
@@ -121,6 +113,5 @@ class _Asker:
 
     async def _prompts(self, count: int) -> Sequence[Prompt]:
         self._num_batches += 1
-        options, seed = self._options, self._options.seed * 1_000_003 + self._num_batches
-        lengths = options.input_len, options.output_len
-        return await asyncio.to_thread(fixed_prompts, options, self._tokenizer, count, *lengths, seed)
+        seed = self._options.seed * 1_000_003 + self._num_batches
+        return await asyncio.to_thread(self._options.prompts, count, self._tokenizer, seed)

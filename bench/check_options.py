@@ -1,10 +1,10 @@
 """The command line of `kvasir bench check`."""
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvasir.bench.options import TargetOptions, add_target_options, positive, target_fields
+from kvasir.bench.command_line import new_parser, positive, several
+from kvasir.bench.target import FixedLengthOptions, add_length_options, add_target_options, target_options_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,34 +18,26 @@ class CheckLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckOptions(TargetOptions):
+class CheckOptions(FixedLengthOptions):
     concurrency: tuple[int, ...]
-    input_len: int
-    output_len: int
     soak_minutes: float
     soak_concurrency: int
     metrics: tuple[str, ...]
     limits: CheckLimits
-    seed: int
     output: Path
 
 
-def parse_options(argv: list[str]) -> CheckOptions:
-    parser = argparse.ArgumentParser(
-        prog="kvasir bench check",
-        description="Is a new service fit to go live? One request, many at once, a soak; a report of one page.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+def parse_options(argv: list[str], doc: str | None = None) -> CheckOptions:
+    parser = new_parser("check", doc)
     add_target_options(parser, ignore_eos=True)
     add = parser.add_argument_group("load").add_argument
-    add("--concurrency", type=_counts, default=(50, 100, 200), metavar="N,N,..", help="so many requests at once")
-    add("--input-len", type=positive(int), default=64, help="tokens of a prompt; words where no tokenizer is given")
-    add("--output-len", type=positive(int), default=32, help="tokens to generate")
+    counts = several(positive(int))
+    add("--concurrency", type=counts, default=(50, 100, 200), metavar="N,..", help="so many requests at once")
+    add_length_options(add, input_len=64, output_len=32)
     add("--soak-minutes", type=positive(float), default=30.0, help="how long it is kept busy at the end")
     add("--soak-concurrency", type=positive(int), default=8, help="requests at once meanwhile")
     add("--metrics", nargs="+", default=[], metavar="URL", help="/metrics of processes whose memory is watched; "
         "beside that of the endpoint itself")  # fmt: skip
-    add("--seed", type=int, default=0, help="of the prompts; each is new")
     add = parser.add_argument_group("to pass").add_argument
     add("--max-memory-growth", type=positive(float), default=0.05, help="share of memory, over the soak")
     add("--max-latency-growth", type=positive(float), default=0.25, help="share of the median latency, over the soak")
@@ -59,25 +51,4 @@ def parse_options(argv: list[str]) -> CheckOptions:
         p99_ms=given.max_p99_ms,
         p99_ratio=given.max_p99_ratio,
     )
-    return CheckOptions(
-        **target_fields(given),
-        concurrency=given.concurrency,
-        input_len=given.input_len,
-        output_len=given.output_len,
-        soak_minutes=given.soak_minutes,
-        soak_concurrency=given.soak_concurrency,
-        metrics=tuple(given.metrics),
-        limits=limits,
-        seed=given.seed,
-        output=given.output,
-    )
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    try:
-        counts = tuple(int(word) for word in text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"wants numbers with commas, got {text!r}") from error
-    if min(counts) < 1:
-        raise argparse.ArgumentTypeError(f"must be positive, got {text!r}")
-    return counts
+    return target_options_of(CheckOptions, given, limits=limits, metrics=tuple(given.metrics))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kvasir.bench.check_options import CheckLimits
 from kvasir.bench.load_generator import LoadResult
+from kvasir.bench.markdown import table
 from kvasir.bench.openai_client import Outcome
 from kvasir.bench.report import samples_s, timelines_of
 from kvasir.bench.resident_memory import MemorySamples
@@ -120,14 +121,15 @@ def as_markdown(findings: Findings, verdicts: Sequence[Verdict]) -> str:
         "of them streamed. Growth is the slope through medians of slices of time; memory counts after a third of the",
         "soak.",
         "",
-        "| | | found | to pass |",
-        "|---|---|---|---|",
-        *(f"| {one.name} | {one.word} | {one.found} | {one.wanted} |" for one in verdicts),
+        *table(" | | found | to pass", [(one.name, one.word, one.found, one.wanted) for one in verdicts], num_texts=4),
         "",
-        "| at once | answered | s | requests/s | tokens out/s | TTFT p50 ms | TTFT p99 ms | end p50 ms | end p99 ms |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-        *(_row(phase.name, phase.load) for phase in findings.phases),
-        _row(f"{findings.soak_concurrency}, mixed, soak", findings.soak),
+        *table(
+            "at once | answered | s | requests/s | tokens out/s | TTFT p50 ms | TTFT p99 ms | end p50 ms | end p99 ms",
+            [
+                *(_row(phase.name, phase.load) for phase in findings.phases),
+                _row(f"{findings.soak_concurrency}, mixed, soak", findings.soak),
+            ],
+        ),
         "",
         "TTFT is that of streamed answers; of a whole one, all of it comes at once.",
         "",
@@ -137,21 +139,20 @@ def as_markdown(findings: Findings, verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines)
 
 
-def _row(name: str, load: LoadResult) -> str:
+def _row(name: str, load: LoadResult) -> list[str]:
     lines = timelines_of(load)
-    streamed = [_MS * line.ttft_s for line in lines if len(line.arrivals_s) > 1]
-    ends = [_MS * line.e2el_s for line in lines]
-    ttfts = [f"{percentile(streamed, percent):.0f}" if streamed else "-" for percent in (50, 99)]
+    streamed_ms = [_MS * line.ttft_s for line in lines if len(line.arrivals_s) > 1]
+    ends_ms = [_MS * line.e2el_s for line in lines]
     rates = len(lines) / load.duration_s, sum(line.num_output_tokens for line in lines) / load.duration_s
-    cells = [
+    return [
+        name,
         f"{len(lines)} of {len(load.outcomes)}",
         f"{load.duration_s:.1f}",
         f"{rates[0]:.2f}",
         f"{rates[1]:.0f}",
-        *ttfts,
+        *(f"{percentile(streamed_ms, percent):.0f}" if streamed_ms else "-" for percent in (50, 99)),
+        *(f"{percentile(ends_ms, percent):.0f}" for percent in (50, 99)),
     ]
-    cells += [f"{percentile(ends, percent):.0f}" for percent in (50, 99)]
-    return f"| {name} | " + " | ".join(cells) + " |"
 
 
 def draw(path: Path, findings: Findings) -> None:

@@ -15,18 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from kvasir.bench import report
 from kvasir.bench.load_generator import LoadResult, Send, run_load
-from kvasir.bench.openai_client import Endpoint, ask
-from kvasir.bench.openai_client import open_session as open_session
+from kvasir.bench.openai_client import Endpoint, ask, open_session
 from kvasir.bench.plot import plot_distributions
 from kvasir.bench.progress import progress_bar
 from kvasir.bench.serve_options import ServeOptions, parse_options
-from kvasir.bench.target import TargetOptions
 from kvasir.bench.tokenizer import DirectoryTokenizer
-from kvasir.bench.workload import Prompt, RandomLengths, arrival_times_s, custom_prompts, random_prompts
+from kvasir.bench.workload import Prompt, arrival_times_s, custom_prompts, random_prompts
 
 _READY_POLL_S = 1.0
 _SHOWN_ERRORS = 10
@@ -126,19 +122,3 @@ def default_filename(result: dict[str, Any]) -> str:
     label = result["label"] or result["backend"]
     model = Path(result["model_id"]).name
     return f"{label}-{result['request_rate']}qps{concurrency}-{model}-{result['date']}.json"
-
-
-def tokenizer_of(options: TargetOptions) -> DirectoryTokenizer | None:  # until `check` asks the options
-    return options.open_tokenizer()
-
-
-async def resolve_endpoint(options: TargetOptions, session: aiohttp.ClientSession) -> Endpoint:
-    return await options.resolve(session)
-
-
-def fixed_prompts(
-    options: TargetOptions, tokenizer: DirectoryTokenizer | None, count: int, input_len: int, output_len: int, seed: int
-) -> list[Prompt]:
-    lengths = RandomLengths(input_len=input_len, output_len=output_len)
-    as_ids = tokenizer is not None and options.backend == "openai"
-    return random_prompts(count, lengths, seed, tokenizer, as_ids)

@@ -7,12 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvasir.bench.lab.machine import Quiet as Quiet
-from kvasir.bench.lab.machine import about_machine
 from kvasir.bench.lab.page import write_page
 from kvasir.bench.markdown import facts, table
-
-machine = about_machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvasir.bench.lab.kv_report import Quiet, machine
+from kvasir.bench.command_line import positive, several
+from kvasir.bench.lab.machine import Quiet
+from kvasir.bench.lab.page import lab_parser
 from kvasir.bench.lab.peers_http import measure_endpoint, texts_of
 from kvasir.bench.lab.peers_report import REFERENCE, Measurement, as_markdown
+from kvasir.bench.lab.prompts import random_prompt
 
-VOCABULARY = range(1000, 40_000)  # plain tokens of the built-in model
 OURS = ("kvasir-fp32", "kvasir-fp16", "kvasir-int8", "transformers")
 _RATE = re.compile(r"(\d+(?:\.\d+)?) *tok(?:en)?s?/s(?:ec)?\b")
 _LONGEST_S = 600.0
@@ -42,7 +44,7 @@ class Workload:
         return [self._batch(random.Random(count), count) for count in self.concurrency]
 
     def _batch(self, rng: random.Random, count: int) -> list[list[int]]:
-        return [rng.choices(VOCABULARY, k=self.input_len) for _ in range(count)]
+        return [random_prompt(rng, self.input_len) for _ in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +127,15 @@ class Found:
 
 
 def main(argv: list[str]) -> int:
-    description = (__doc__ or "").partition("\n")[2].strip()
-    parser = argparse.ArgumentParser(prog="kvasir bench peers", description=description)
+    parser = lab_parser("peers", __doc__, "[NAME=URL|COMMAND ...]")
     add = parser.add_argument
     add("peers", nargs="*", type=_peer, metavar="NAME=URL|COMMAND", help="besides our own and transformers")
-    add("--ours", nargs="*", default=list(OURS), help="what runs from this environment (default: %(default)s)")
-    add("--rounds", type=int, default=1, help="(default: %(default)s)")
-    add("--concurrency", type=_counts, default=(1, 8, 16, 32), help="with commas (default: 1,8,16,32)")
-    add("--input-len", type=int, default=128, help="(default: %(default)s)")
-    add("--output-len", type=int, default=64, help="(default: %(default)s)")
-    add("--output", type=Path, default=Path("bench/results"), help="folder (default: %(default)s)")
+    add("--ours", nargs="*", default=list(OURS), metavar="NAME", help="what runs from this environment")
+    add("--rounds", type=positive(int), default=1, help="all take a turn in each")
+    counts = several(positive(int))
+    add("--concurrency", type=counts, default=(1, 8, 16, 32), metavar="N,..", help="requests at once")
+    add("--input-len", type=positive(int), default=128, help="tokens of each prompt")
+    add("--output-len", type=positive(int), default=64, help="tokens of each answer")
     options = parser.parse_args(argv)
     command = f"{shlex.quote(sys.executable)} -m kvasir.bench.lab.peer_command"
     peers = [Peer(name, f"{command} {name} {{workload}}") for name in options.ours] + options.peers
@@ -145,7 +146,7 @@ def main(argv: list[str]) -> int:
         for peer in peers:
             quiet.look()
             found.take_turn(peer, Workload(options.concurrency, *found.shape))
-            text = write(file, machine() | {"busy_with_other_things": str(quiet)}, found)  # nothing is lost by an end
+            text = write(file, quiet.about_machine(), found)  # nothing is lost by an end
     print(text)
     return 0
 
@@ -166,11 +167,3 @@ def _peer(text: str) -> Peer:
     if not target.startswith("http") and "{workload}" not in target and "{concurrency}" not in target:
         raise argparse.ArgumentTypeError(f"a command wants {{workload}} or {{concurrency}} in it: {target!r}")
     return Peer(name, target)
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in text.split(","))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,23 +1,22 @@
 """A peer of `kvasir bench peers` that is an OpenAI endpoint: all prompts of a batch at once, streamed."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from kvasir.bench.load_generator import LoadResult, run_load
-from kvasir.bench.openai_client import Endpoint, Outcome, ask, first_model
-from kvasir.bench.report import refuse_failures
-from kvasir.bench.serve import open_session
+from kvasir.bench.lab.greedy_load import as_prompt, greedy_load
+from kvasir.bench.load_generator import LoadResult
 from kvasir.bench.tokenizer import DirectoryTokenizer
-from kvasir.bench.workload import Prompt
 from kvasir.cli.model import prepare_builtin_model
 
 
 def measure_endpoint(url: str, batch: Sequence[Sequence[int]], num_tokens: int) -> dict[str, Any]:
     """Its prefix cache, if it has one, is to be off: the same prompts come once for a first token, once for all."""
-    asyncio.run(_load(url, [prompt[::-1] for prompt in batch], 3))  # whatever is done once is done
-    first = asyncio.run(_load(url, batch, 1))
-    whole = asyncio.run(_load(url, batch, num_tokens))
+
+    def load(prompts: Sequence[Sequence[int]], num_output_tokens: int) -> LoadResult:
+        return greedy_load(url, [as_prompt(prompt, num_output_tokens) for prompt in prompts])
+
+    load([prompt[::-1] for prompt in batch], 3)  # whatever is done once is done
+    first, whole = load(batch, 1), load(batch, num_tokens)
     return {
         "concurrency": len(batch),
         "tokens_per_s": len(batch) * num_tokens / whole.duration_s,
@@ -37,17 +36,3 @@ def texts_of(answers: Sequence[Sequence[int]]) -> list[str]:
 def _whole_characters(text: str) -> str:
     """A last character of which bytes are missing is shown by some, and by others not."""
     return text.rstrip("\ufffd")
-
-
-async def _load(url: str, batch: Sequence[Sequence[int]], num_tokens: int) -> LoadResult:
-    async with open_session() as session:
-        model = await first_model(session, url, {})
-        endpoint = Endpoint(base_url=url, model=model, extra_body={"temperature": 0}, ignore_eos=True)
-
-        async def send(prompt: Prompt) -> Outcome:
-            return await ask(session, endpoint, prompt)
-
-        prompts = [Prompt(content=tuple(prompt), num_output_tokens=num_tokens) for prompt in batch]
-        load = await run_load(prompts, [0.0] * len(prompts), send)
-    refuse_failures(load)
-    return load

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvasir.bench.lab.page import as_page
+from kvasir.bench.markdown import table
+
 REFERENCE = "transformers"
 _OURS = "kvasir-"
 
@@ -37,25 +40,21 @@ def as_markdown(about: Mapping[str, Any], input_len: int, output_len: int, measu
     rounds = Counter((one.peer, one.concurrency) for one in measurements).values()
     num_rounds = f"{min(rounds, default=0)} to {max(rounds, default=0)}"
     lines = [
-        "# Beside other engines",
-        "",
-        ", ".join(f"{name} {value}" for name, value in about.items()),
-        "",
         f"The built-in model, {input_len} tokens in and {output_len} out, greedy, no prefix cache; each in a",
         f"process of its own on all cores, in turns. Medians of {num_rounds} rounds, tokens per second. Decoding is",
         "what the whole answer takes longer than the first tokens. Agreement: answers that are those of transformers",
         "(fp32) in every token.",
         "",
     ]
+    at_once = " | ".join(f"{count} at once" for count in counts)
     for title, name in (("Decoding", "decode_tokens_per_s"), ("From the prompts to the end", "tokens_per_s")):
-        lines += [f"| {title} | " + " | ".join(f"{count} at once" for count in counts) + " | agreement |"]
-        lines += ["|---|" + "---:|" * (len(counts) + 1)]
+        rows = []
         for peer in peers:
             own = [one for one in measurements if one.peer == peer]
             cells = [_median([getattr(one, name) for one in own if one.concurrency == count]) for count in counts]
-            lines.append(f"| {peer} | " + " | ".join([*cells, _agreement(own)]) + " |")
-        lines.append("")
-    return "\n".join([*lines, *_ratios(measurements, counts)])
+            rows.append([peer, *cells, _agreement(own)])
+        lines += [*table(f"{title} | {at_once} | agreement", rows), ""]
+    return as_page("Beside other engines", about, [*lines, *_ratios(measurements, counts)])
 
 
 def _ratios(measurements: Sequence[Measurement], counts: Sequence[int]) -> list[str]:
@@ -68,12 +67,7 @@ def _ratios(measurements: Sequence[Measurement], counts: Sequence[int]) -> list[
             rates[peer, count] = statistics.median(known)
     agreements = {peer: _share_of_equal([one for one in measurements if one.peer == peer]) for peer, _ in rates}
     ours = list(dict.fromkeys(one.peer for one in measurements if one.peer.startswith(_OURS)))
-    lines = [
-        "Ours beside the fastest peer whose answers agree no less (decoding; above 1 is faster):",
-        "",
-        "| | " + " | ".join(f"{count} at once" for count in counts) + " |",
-        "|---|" + "---|" * len(counts),
-    ]
+    rows = []
     for name in ours:
         cells = []
         for count in counts:
@@ -85,8 +79,13 @@ def _ratios(measurements: Sequence[Measurement], counts: Sequence[int]) -> list[
             rate, best = max(others, default=(0.0, ""))
             mine = rates.get((name, count))
             cells.append(f"{mine / rate:.2f} ({best})" if mine and best else "-")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return [*lines, ""]
+        rows.append([name, *cells])
+    at_once = " | ".join(f"{count} at once" for count in counts)
+    return [
+        "Ours beside the fastest peer whose answers agree no less (decoding; above 1 is faster):",
+        "",
+        *table(f" | {at_once}", rows),
+    ]
 
 
 def _share_of_equal(measurements: Sequence[Measurement]) -> float:

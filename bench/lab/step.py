@@ -5,7 +5,6 @@ large one; a prompt cannot be faster than its products. Forms of the weights tak
 what it is asked to; what earlier runs found of other things stays in the folder, each with the floors of its own run.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -16,7 +15,9 @@ from pathlib import Path
 
 import torch
 
-from kvasir.bench.lab.kv_report import Quiet, machine
+from kvasir.bench.command_line import positive
+from kvasir.bench.lab.machine import Quiet
+from kvasir.bench.lab.page import lab_parser
 from kvasir.bench.lab.step_profile import profile_steps
 from kvasir.bench.lab.step_report import Case, Floors, Measured, Work, floor_s, write_results
 from kvasir.cli.model import prepare_builtin_model
@@ -120,15 +121,12 @@ def measure_steps(lab: StepLab, cases: tuple[Case, ...], num_rounds: int, quiet:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="kvasir bench step", description=__doc__)
-    parser.add_argument("--model", type=Path, help="a directory; the built-in model by default")
-    parser.add_argument("--weights", nargs="+", default=list(FORMS), choices=list(FORMS), help="(default: all)")
-    parser.add_argument(
-        "--parts", nargs="+", default=["decode", "prefill", "profile"], choices=["decode", "prefill", "profile"],
-        help="of what (default: all)",
-    )  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder (default: %(default)s)")
+    parser = lab_parser("step", __doc__)
+    add, parts = parser.add_argument, ["decode", "prefill", "profile"]
+    add("--model", type=Path, metavar="DIR", help="(default: the built-in model)")
+    add("--weights", nargs="+", default=list(FORMS), choices=list(FORMS), metavar="FORM", help=f"of {', '.join(FORMS)}")
+    add("--parts", nargs="+", default=parts, choices=parts, metavar="PART", help=f"of {', '.join(parts)}")
+    add("--rounds", type=positive(int), default=5, help="measurements of each number")
     options = parser.parse_args(argv)
     cases = (DECODES if "decode" in options.parts else ()) + (PREFILLS if "prefill" in options.parts else ())
     quiet = Quiet()
@@ -141,10 +139,6 @@ def main(argv: list[str]) -> int:
             for name, sampling in (form, SamplingParams()), (f"{form}, drawn", _DRAWN):
                 profiles.append(profile_steps(name, model, lab.cache, _PROFILED.num_seqs, 60, sampling))
                 print(profiles[-1], file=sys.stderr, flush=True)
-    about = machine() | {"threads": torch.get_num_threads(), "busy_with_other_things": str(quiet)}
+    about = quiet.about_machine(threads=torch.get_num_threads())
     print(write_results(options.output, about, measured, profiles))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
