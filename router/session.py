@@ -12,9 +12,7 @@ from __future__ import annotations  # grpc's classes are generic in their stubs 
 
 import asyncio
 import logging
-import random
 import uuid
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,16 +23,15 @@ import grpc.aio
 from kvasir.common.errors import NodeUnavailable
 from kvasir.proto import common_pb2, decode_pb2_grpc, prefill_pb2_grpc
 from kvasir.router import wire
-from kvasir.router.node_events import Event, Failed, error_from_failure, events_from_steps, kv_events_from_proto
+from kvasir.router.node_events import Failed, error_from_failure, kv_events_from_proto
 from kvasir.router.nodes import NodeInfo, NodeLoad, Role
 from kvasir.router.pace import Pace
 from kvasir.router.prefix_index import KVEvents
+from kvasir.router.session_commands import Commands
+from kvasir.router.sinks import Sink, Sinks
 
 log = logging.getLogger(__name__)
 
-Sink = Callable[[Event], None]
-
-_ACKNOWLEDGE_EVERY_S = 0.4  # below what a node expects of us
 _LOOKS = 6  # in the time that a node may be silent
 _RECONNECT_AFTER_S = 0.05
 
@@ -66,16 +63,9 @@ class NodeSession:
         self._stub = node_stub(info.role, channel)
         self._settings = settings
         self._session_id = f"{settings.router_id}/{uuid.uuid4().hex}"
-        self._sinks: dict[int, Sink] = {}
-        self._last_handle = 0
-        self._last_command = 0
+        self._commands = Commands(info.role)
+        self._sinks = Sinks(settings.pace)
         self._last_event = 0
-        self._unconfirmed: deque[wire.Command] = deque()
-        self._to_write: deque[wire.Command] = deque()
-        self._wake_writer = asyncio.Event()
-        self._steps: list[common_pb2.StepOutput] = []  # that have come, and are to be delivered together
-        self._delivery: asyncio.TimerHandle | None = None
-        self._delivered_s = 0.0
         self._has_opened = False
         self._silent_s = 0.0
         self._trouble = "no answer"
@@ -112,23 +102,22 @@ class NodeSession:
 
     def begin(self, sink: Sink) -> int:
         """A new handle; `sink` is called with every event of it until `forget`."""
-        self._last_handle += 1
-        self._sinks[self._last_handle] = sink
+        handle = self._sinks.add(sink)
         if self.is_lost:
             sink(Failed(self._loss()))
-        return self._last_handle
+        return handle
 
     def forget(self, handle: int) -> None:
-        self._sinks.pop(handle, None)
+        self._sinks.remove(handle)
 
     def send(self, command: wire.Command) -> None:
-        if self.is_lost:
-            return
-        self._last_command += 1
-        command.number = self._last_command
-        self._unconfirmed.append(command)
-        self._to_write.append(command)
-        self._wake_writer.set()
+        if not self.is_lost:
+            self._commands.add(command)
+
+    @property
+    def all_confirmed(self) -> bool:
+        """The node has said that all commands have arrived."""
+        return self._commands.all_confirmed
 
     @property
     def num_requests(self) -> int:
@@ -158,7 +147,7 @@ class NodeSession:
             async for event in call:
                 if event.WhichOneof("event") == "opened":
                     self._opened(event.opened)
-                    writer = writer or asyncio.create_task(self._write(call))
+                    writer = writer or asyncio.create_task(self._commands.write(call, lambda: self._last_event))
                 self._silent_s = 0.0
                 self._receive(event)
                 if self.is_lost:
@@ -178,36 +167,16 @@ class NodeSession:
             self._lose("the node no longer knows the session")
         else:
             self._has_opened = True
-            self._confirm(opened.last_command)
-            self._to_write = deque(self._unconfirmed)
-
-    async def _write(self, call: Any) -> None:
-        loop = asyncio.get_running_loop()
-        acknowledge_at_s = loop.time() + random.uniform(0, _ACKNOWLEDGE_EVERY_S)  # not those of all nodes at once
-        while True:
-            while self._to_write:
-                await call.write(self._to_write.popleft())  # if this fails, it is still unconfirmed
-            if loop.time() >= acknowledge_at_s:
-                acknowledge_at_s = loop.time() + _ACKNOWLEDGE_EVERY_S
-                await call.write(wire.acknowledge(self.info.role, self._last_event))
-                continue
-            self._wake_writer.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(acknowledge_at_s):
-                    await self._wake_writer.wait()
+            self._commands.begin_stream(opened.last_command)
 
     def _receive(self, event: common_pb2.SessionEvent) -> None:
         if event.number and not self._is_next(event.number):
             return
         kind = event.WhichOneof("event")
         if kind == "step":
-            self._steps.append(event.step)
-            self._deliver_steps_soon()
+            self._sinks.step(event.step)
         elif kind == "failed":
-            self._deliver_steps()
-            sink = self._sinks.get(event.failed.handle)
-            if sink is not None:
-                sink(Failed(error_from_failure(event.failed, self.info.address)))
+            self._sinks.tell(event.failed.handle, Failed(error_from_failure(event.failed, self.info.address)))
         elif kind == "heartbeat":
             self._heartbeat(event.heartbeat)
         elif kind == "kv_events":
@@ -223,30 +192,8 @@ class NodeSession:
         self._last_event = number
         return True
 
-    def _deliver_steps_soon(self) -> None:
-        if self._delivery is not None:
-            return
-        loop = asyncio.get_running_loop()
-        wait_s = self._delivered_s + self._settings.pace.gap_s - loop.time()
-        if wait_s <= 0:
-            self._deliver_steps()
-        else:
-            self._delivery = loop.call_later(wait_s, self._deliver_steps)
-
-    def _deliver_steps(self) -> None:
-        if self._delivery is not None:
-            self._delivery.cancel()
-            self._delivery = None
-        self._delivered_s = asyncio.get_running_loop().time()
-        steps, self._steps = self._steps, []
-        sinks = self._sinks
-        for handle, event in events_from_steps(steps):
-            sink = sinks.get(handle)
-            if sink is not None:  # otherwise it has been cancelled, and this was on its way
-                sink(event)
-
     def _heartbeat(self, heartbeat: common_pb2.Heartbeat) -> None:
-        self._confirm(heartbeat.last_command)
+        self._commands.confirm(heartbeat.last_command)
         if heartbeat.engine_age_s > self._settings.engine_age_limit_s:
             self._lose(f"its engine has not finished a step for {heartbeat.engine_age_s:.1f} s")
             return
@@ -254,10 +201,6 @@ class NodeSession:
         if not self._first_load.done():
             self._first_load.set_result(load)
         self.on_heartbeat(load, heartbeat.draining)
-
-    def _confirm(self, last_command: int) -> None:
-        while self._unconfirmed and self._unconfirmed[0].number <= last_command:
-            self._unconfirmed.popleft()
 
     # --- loss ------------------------------------------------------------------------------------------------------
 
@@ -272,16 +215,14 @@ class NodeSession:
     def _lose(self, reason: str) -> None:
         if self.is_lost:
             return
-        self._deliver_steps()
+        self._sinks.deliver()
         self._lost.set_result(reason)
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
-        self._unconfirmed.clear()
-        self._to_write.clear()
+        self._commands.clear()
         self.on_lost()
-        for sink in list(self._sinks.values()):
-            sink(Failed(self._loss()))
+        self._sinks.tell_all(lambda: Failed(self._loss()))
 
     def _loss(self) -> NodeUnavailable:
         return NodeUnavailable(f"{self.info.address}: {self._lost.result()}")

@@ -166,7 +166,7 @@ async def test_delivered_events_are_acknowledged_and_arrived_commands_forgotten(
         await until(lambda: len(tokens(events)) == 50)
         (at_node,) = node.sessions.values()
         await until(lambda: at_node.num_acknowledged == len(at_node.events))
-        await until(lambda: not session._unconfirmed)
+        await until(lambda: session.all_confirmed)
         assert at_node.last_command == 2
 
 
