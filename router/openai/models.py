@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from kvasir.router.openai.shapes import Content, Prompt, ResponseFormat, StopStrings, StructuredOutputs
+from kvasir.router.openai.shapes import Content, Nothing, Prompt, ResponseFormat, StopStrings, StructuredOutputs
 
 _INT32_MAX = 2**31 - 1
 TokenIds = list[Annotated[int, Field(ge=0, le=_INT32_MAX)]]
@@ -173,8 +173,8 @@ class MessageBody(Body):
     tool_calls: Annotated[list[ToolCallBody], Field(max_length=1000)] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None  # an older name for the same
-    function_call: Any = None  # of what came before tools
-    audio: Any = None
+    function_call: Nothing = None
+    audio: Nothing = None
 
 
 class FunctionBody(Body):

@@ -23,6 +23,7 @@ def _one_of(*schemas: dict[str, Any], **more: Any) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [*schemas, _NULL], **more})
 
 
+Nothing = Annotated[Any, WithJsonSchema(_NULL)]  # what cannot be had, and is refused with a reason
 StopStrings = Annotated[Any, _one_of(_TEXT, _list_of(_TEXT, maxItems=64))]
 Prompt = Annotated[Any, WithJsonSchema({"anyOf": [_TEXT, _TOKEN_IDS, _list_of(_TEXT), _list_of(_TOKEN_IDS)]})]
 Content = Annotated[Any, _one_of(_TEXT, _text_parts("text", "input_text", "output_text", "refusal"))]

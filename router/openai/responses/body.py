@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from kvasir.router.openai.models import MAX_TOOLS, Body, GenerationBody, ToolName, one_of
-from kvasir.router.openai.shapes import ResponseInput
+from kvasir.router.openai.shapes import Nothing, ResponseInput
 
 _INT32_MAX = 2**31 - 1
 
@@ -77,8 +77,8 @@ class ResponsesBody(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = None
 
     background: bool | None = None
-    conversation: Any = None
-    prompt: Any = None  # one that is stored at OpenAI
+    conversation: Nothing = None
+    prompt: Nothing = None  # one that is stored at OpenAI
 
     @property
     def num_logprobs(self) -> int | None:
