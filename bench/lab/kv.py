@@ -75,14 +75,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("cases", nargs="*", default=names, metavar="CASE",
         help=f"{', '.join(names)} (default: all); what is known of others, in the folder, stays")  # fmt: skip
     add("--base-url", default="", metavar="URL", help="of a running router: report its transfers' overlap, no more")
-    add(
-        "--sizes",
-        nargs="+",
-        default=list(SIZES),
-        choices=SIZES,
-        metavar="SIZE",
-        help="of a block: 64 KiB, 720 KiB (default: both)",
-    )
+    sizes = list(SIZES)
+    add("--sizes", nargs="+", default=sizes, choices=sizes, metavar="SIZE", help=f"of a block: {' or '.join(sizes)} "
+        "(default: both)")  # fmt: skip
     add("--rounds", type=positive(int), default=10, help="measurements of each number")
     add("--path", type=Path, metavar="DIR", help="where files are stored (default: the system's temporary folder)")
     for name in PEERS:
