@@ -48,12 +48,6 @@ class Leases:
         return sum(len(transfer.blocks) for transfer in self._transfers.values())
 
     @property
-    def num_borrowed_blocks(self) -> int:
-        return sum(
-            block.num_borrowed > 0 for transfer in self._transfers.values() for block in transfer.blocks.values()
-        )
-
-    @property
     def num_transfers(self) -> int:
         return len(self._transfers)
 

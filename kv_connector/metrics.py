@@ -68,7 +68,3 @@ class TransferMetrics:
     @property
     def store_failures(self) -> int:
         return self.failures.total()
-
-    @property
-    def overlapped_share(self) -> float:
-        return self.overlapped_s / self.transfer_s if self.transfer_s else 0.0

@@ -74,18 +74,6 @@ def header_from_bytes(data: bytes, format_version: int) -> BlockHeader:
     )
 
 
-def ticket_to_proto(ticket: Ticket) -> common_pb2.Ticket:
-    return common_pb2.Ticket(
-        transfer_id=ticket.transfer_id,
-        connector=ticket.connector,
-        endpoints=[
-            common_pb2.Endpoint(address=e.address, first_kv_head=e.first_kv_head, num_kv_heads=e.num_kv_heads)
-            for e in ticket.endpoints
-        ],
-        stored_as=ticket.stored_as,
-    )
-
-
 def ticket_from_proto(message: common_pb2.Ticket) -> Ticket:
     """InvalidRequest if it is none."""
     try:
