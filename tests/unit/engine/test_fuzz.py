@@ -135,7 +135,7 @@ def some_world(draw: st.DrawFn) -> tuple[Limits, list[Script], Surroundings]:
 
 
 @settings(
-    max_examples=int(EXAMPLES or 400),
+    max_examples=int(EXAMPLES or 150),
     derandomize=EXAMPLES is None,
     deadline=None,
     database=None,

@@ -148,7 +148,7 @@ def finish(engine: Engine) -> None:
     assert engine.stats().num_host_blocks == 0
 
 
-@pytest.mark.parametrize(("kv_cache_dtype", "least_equal"), [("fp32", 0.99), ("int8", 0.95)])
+@pytest.mark.parametrize(("kv_cache_dtype", "least_equal"), [("fp32", 0.99), ("int8", 0.98)])
 def test_any_workload_over_real_tensors(lab: Lab, kv_cache_dtype: str, least_equal: float) -> None:
     expected: list[list[int]] = []
     said: list[list[int]] = []

@@ -210,6 +210,15 @@ def test_the_position_is_the_number_of_tokens_before() -> None:
     assert len(tokens) > 5
 
 
+def test_another_seed_is_another_draw() -> None:
+    """As if nobody had asked for it, the seed used to be ignored where drafts are verified."""
+    logits = torch.zeros(1, VOCAB)
+    assert len({token(logits, request(temperature=1.0, seed=seed)) for seed in range(20)}) > 5
+    drafts = {RequestId("r"): [0]}
+    firsts = {sample(logits.repeat(2, 1), [request(temperature=1.0, seed=seed)], {}, drafts)[0] for seed in range(20)}
+    assert len(firsts) > 5
+
+
 def test_logprobs_are_of_the_raw_logits() -> None:
     logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).log()[None]
     (sampled,) = sample(logits, [request(logprobs=2, logit_bias=((2, 50.0),), temperature=0.3)])
