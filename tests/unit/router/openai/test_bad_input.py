@@ -91,6 +91,24 @@ async def test_every_bad_field_is_a_400_on_both_endpoints(router: Router) -> Non
 
 
 @pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"temperature": "1"}, "temperature", "invalid_type"),
+        ({"temperature": 9}, "temperature", "invalid_value"),
+        ({"user": 5}, "user", "invalid_type"),
+        ({"metadata": {"a": 1}}, "metadata.a", "invalid_type"),
+        ({"stream_options": {}}, "stream_options", "invalid_value"),
+        ({"messages": None}, "messages", "invalid_type"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter"),
+    ],
+    ids=range(7),
+)
+async def test_codes_say_what_is_wrong(router: Router, body: dict[str, Any], param: str, code: str) -> None:
+    error = check(await router.chat(**body))
+    assert (error["param"], error["code"]) == (param, code)
+
+
+@pytest.mark.parametrize(
     "prompt",
     [
         "x" * 200, "x" * 100_000, [], [[]], "", [""], [1, "a"], [1.5], [[1], "a"], [True], {}, 5, [300], [-1], [10**30],
