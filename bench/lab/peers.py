@@ -167,3 +167,7 @@ def _peer(text: str) -> Peer:
     if not target.startswith("http") and "{workload}" not in target and "{concurrency}" not in target:
         raise argparse.ArgumentTypeError(f"a command wants {{workload}} or {{concurrency}} in it: {target!r}")
     return Peer(name, target)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

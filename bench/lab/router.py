@@ -118,3 +118,7 @@ async def _measure(contender: str, setting: Setting, port: int, pid: int) -> Res
         delay_p99_ms=p99_ms,
         machine_busy=busy,
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

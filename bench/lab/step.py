@@ -142,3 +142,7 @@ def main(argv: list[str]) -> int:
     about = quiet.about_machine(threads=torch.get_num_threads())
     print(write_results(options.output, about, measured, profiles))
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
