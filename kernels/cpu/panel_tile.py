@@ -31,6 +31,16 @@ def input_bytes(kind: Any) -> int:
 
 
 @intrinsic
+def has_groups(typing: Any, panel: Any) -> Any:
+    """Whether inputs have scales; known at compile time: what hangs on it is left out of the other loops."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return ir.Constant(ir.IntType(1), int(panel.dtype in (_INT8, _INT4)))
+
+    return types.boolean(panel), codegen
+
+
+@intrinsic
 def multiply_panel(
     typing: Any, x: Any, x_stride: Any, num_rows: Any, panel: Any, address: Any, scales: Any, scale_bytes: Any,
     group_size: Any, num_inputs: Any, ahead: Any, ahead_step: Any, border: Any, behind: Any, sums: Any,

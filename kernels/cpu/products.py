@@ -5,7 +5,16 @@ from typing import Any
 import numpy as np
 
 from kvasir.kernels.cpu.compiling import carray, compiled, lazy_loop
-from kvasir.kernels.cpu.panel_tile import PANEL, ROWS, SPAN, SPAN_ROWS, expand_panel, multiply_panel, multiply_span
+from kvasir.kernels.cpu.panel_tile import (
+    PANEL,
+    ROWS,
+    SPAN,
+    SPAN_ROWS,
+    expand_panel,
+    has_groups,
+    multiply_panel,
+    multiply_span,
+)
 from kvasir.kernels.cpu.simd import float32_array, int8_array, next_piece, padded, uint8_array, uint16_array
 
 # Shapes: T tokens  I inputs  O outputs  P panels of PANEL outputs  G groups of inputs with scales of their own
@@ -14,6 +23,7 @@ _MOST_ROWS = ROWS[-1]
 _FEWER_ROWS = ROWS[-2]
 _AHEAD_BYTES = 8192
 _MANY_ROWS = 128  # from here on, rows go in blocks
+_INPUTS_AT_ONCE = 384  # of a panel in groups that several tiles share
 _ROWS_OF_A_BLOCK, _BYTES_OF_A_BLOCK = 192, 512 << 10
 _INPUTS_OF_A_SLAB = 192
 
@@ -27,63 +37,26 @@ def rows_of_tile(num_left: Any) -> Any:
 
 
 @compiled
-def _tile(x: Any, t: Any, rows: Any, panels: Any, panel: Any, scales: Any, scale_bytes: Any, group_size: Any,
-          ahead: Any, ahead_step: Any, border: Any, behind: Any, sums: Any) -> None:  # fmt: skip
-    """sums[r] = x[t + r] @ the panel at this address"""
+def _tile(x: Any, t: Any, first: Any, count: Any, rows: Any, panels: Any, panel: Any, scales: Any, scale_bytes: Any,
+          group_size: Any, ahead: Any, ahead_step: Any, border: Any, behind: Any, sums: Any) -> None:  # fmt: skip
+    """sums[r] = x[t + r, first : first + count] @ the panel at this address"""
     multiply_panel(
-        x.ctypes.data + t * x.strides[0], x.strides[0] // 4, rows, panels, panel, scales, scale_bytes, group_size,
-        x.shape[1], ahead, ahead_step, border, behind, sums.ctypes.data,
+        x.ctypes.data + t * x.strides[0] + 4 * first, x.strides[0] // 4, rows, panels, panel, scales, scale_bytes,
+        group_size, count, ahead, ahead_step, border, behind, sums.ctypes.data,
     )  # fmt: skip
 
 
 @compiled
-def _multiply_panel(x: Any, panels: Any, p: Any, next_p: Any, scales: Any, group_size: Any, bias: Any, has_bias: Any,
-                    out: Any, sums: Any) -> None:  # fmt: skip
-    num_tokens, num_inputs = x.shape
-    panel, panel_bytes = panels.ctypes.data + p * panels.strides[0], panels.strides[0]
-    panel_scales = scales.ctypes.data + p * scales.strides[0]
-    scale_bytes = scales.shape[1] // ((num_inputs + group_size - 1) // group_size)
-    first_output = p * PANEL
-    width = min(PANEL, out.shape[1] - first_output)
-    next_panel = panels.ctypes.data + next_p * panels.strides[0]
-    # A single tile is as fast as memory: it always fetches what it will need so many bytes later, at last of the next
-    # panel. With several, the first two fetch all of the next panel, so that it comes in evenly.
-    ahead, ahead_step = panel + _AHEAD_BYTES, panel_bytes // num_inputs
-    border = max(0, num_inputs - _AHEAD_BYTES // ahead_step)
-    if num_tokens > _MOST_ROWS:
-        ahead, ahead_step, border = next_panel, ahead_step // 2, num_inputs
-    t = 0
-    while t < num_tokens:
-        rows = rows_of_tile(num_tokens - t)
-        _tile(x, t, rows, panels, panel, panel_scales, scale_bytes, group_size, ahead, ahead_step, border, next_panel,
-              sums)  # fmt: skip
-        for r in range(rows):
-            if has_bias:
-                for c in range(width):
-                    out[t + r, first_output + c] = sums[r, c] + bias[first_output + c]
-            else:
-                for c in range(width):
-                    out[t + r, first_output + c] = sums[r, c]
-        ahead += panel_bytes // 2
-        if t > 0:
-            ahead_step = 0
-        t += rows
-
-
-@compiled
-def _multiply_few(counter: Any, x: Any, panels: Any, scales: Any, group_size: Any, bias: Any, has_bias: Any, out: Any,
-                  ) -> None:  # fmt: skip
-    num_panels = panels.shape[0]
-    panels_a_piece = max(1, num_panels // MOST_PIECES)
-    sums = np.empty((_MOST_ROWS, PANEL), np.float32)
-    piece = next_piece(counter)
-    while piece * panels_a_piece < num_panels:
-        next_first = next_piece(counter)
-        end = min((piece + 1) * panels_a_piece, num_panels)
-        for p in range(piece * panels_a_piece, end):
-            next_p = p + 1 if p + 1 < end else next_first * panels_a_piece
-            _multiply_panel(x, panels, p, next_p, scales, group_size, bias, has_bias, out, sums)
-        piece = next_first
+def _write(sums: Any, start: Any, count: Any, first_output: Any, width: Any, bias: Any, has_bias: Any, out: Any,
+           ) -> None:  # fmt: skip
+    """The first rows and columns of sums become those of out from `start` and `first_output` on."""
+    for r in range(count):
+        if has_bias:
+            for c in range(width):
+                out[start + r, first_output + c] = sums[r, c] + bias[first_output + c]
+        else:
+            for c in range(width):
+                out[start + r, first_output + c] = sums[r, c]
 
 
 @compiled
@@ -98,6 +71,80 @@ def _expand_slab(panels: Any, p: Any, scales: Any, scale_bytes: Any, group_size:
         place = slab.ctypes.data + (k - first) * 4 * PANEL
         expand_panel(panels, panel, panel_scales + group * scale_bytes, k, length, place)
         k += length
+
+
+@compiled
+def _multiply_expanded(x: Any, panels: Any, p: Any, next_panel: Any, scales: Any, scale_bytes: Any, group_size: Any,
+                       slab: Any, sums: Any) -> None:  # fmt: skip
+    """sums = x @ panel p, slab by slab of its inputs: each becomes float32 once for all tiles"""
+    num_tokens, num_inputs = x.shape
+    input_bytes = panels.strides[0] // num_inputs
+    part = sums[num_tokens:]  # of one tile and one slab
+    for r in range(num_tokens):
+        for c in range(PANEL):
+            sums[r, c] = 0
+    for first in range(0, num_inputs, len(slab)):
+        count = min(len(slab), num_inputs - first)
+        _expand_slab(panels, p, scales, scale_bytes, group_size, first, count, slab)
+        ahead, ahead_step = next_panel + first * input_bytes, input_bytes  # the first tile fetches the next panel
+        t = 0
+        while t < num_tokens:
+            rows = rows_of_tile(num_tokens - t)
+            _tile(x, t, first, count, rows, slab, slab.ctypes.data, 0, 0, count, ahead, ahead_step, count, 0, part)
+            for r in range(rows):
+                for c in range(PANEL):
+                    sums[t + r, c] += part[r, c]
+            ahead_step = 0
+            t += rows
+
+
+@compiled
+def _multiply_panel(x: Any, panels: Any, p: Any, next_p: Any, scales: Any, group_size: Any, bias: Any, has_bias: Any,
+                    out: Any, slab: Any, sums: Any) -> None:  # fmt: skip
+    num_tokens, num_inputs = x.shape
+    panel, panel_bytes = panels.ctypes.data + p * panels.strides[0], panels.strides[0]
+    panel_scales = scales.ctypes.data + p * scales.strides[0]
+    scale_bytes = scales.shape[1] // ((num_inputs + group_size - 1) // group_size)
+    first_output = p * PANEL
+    width = min(PANEL, out.shape[1] - first_output)
+    next_panel = panels.ctypes.data + next_p * panels.strides[0]
+    if num_tokens > 2 * _MOST_ROWS and has_groups(panels):  # else it would not pay
+        _multiply_expanded(x, panels, p, next_panel, scales, scale_bytes, group_size, slab, sums)
+        _write(sums, 0, num_tokens, first_output, width, bias, has_bias, out)
+        return
+    # A single tile is as fast as memory: it always fetches what it will need so many bytes later, at last of the next
+    # panel. With several, the first two fetch all of the next panel, so that it comes in evenly.
+    ahead, ahead_step = panel + _AHEAD_BYTES, panel_bytes // num_inputs
+    border = max(0, num_inputs - _AHEAD_BYTES // ahead_step)
+    if num_tokens > _MOST_ROWS:
+        ahead, ahead_step, border = next_panel, ahead_step // 2, num_inputs
+    t = 0
+    while t < num_tokens:
+        rows = rows_of_tile(num_tokens - t)
+        _tile(x, t, 0, num_inputs, rows, panels, panel, panel_scales, scale_bytes, group_size, ahead, ahead_step,
+              border, next_panel, sums)  # fmt: skip
+        _write(sums, t, rows, first_output, width, bias, has_bias, out)
+        ahead += panel_bytes // 2
+        if t > 0:
+            ahead_step = 0
+        t += rows
+
+
+@compiled
+def _multiply_few(counter: Any, x: Any, panels: Any, scales: Any, group_size: Any, bias: Any, has_bias: Any, out: Any,
+                  ) -> None:  # fmt: skip
+    num_panels = panels.shape[0]
+    panels_a_piece = max(1, num_panels // MOST_PIECES)
+    slab = np.empty((_INPUTS_AT_ONCE, PANEL), np.float32)
+    sums = np.empty((len(x) + _MOST_ROWS, PANEL), np.float32)
+    piece = next_piece(counter)
+    while piece * panels_a_piece < num_panels:
+        next_first = next_piece(counter)
+        end = min((piece + 1) * panels_a_piece, num_panels)
+        for p in range(piece * panels_a_piece, end):
+            next_p = p + 1 if p + 1 < end else next_first * panels_a_piece
+            _multiply_panel(x, panels, p, next_p, scales, group_size, bias, has_bias, out, slab, sums)
+        piece = next_first
 
 
 @compiled
