@@ -84,7 +84,7 @@ class _Asker:
         async def send(prompt: Prompt) -> Outcome:
             return await self._ask(prompt, way == "streamed" or (way == "mixed" and numbers[id(prompt)] % 2 == 0))
 
-        load = await run_load(prompts, [0.0] * len(prompts), send)
+        load = await run_load(prompts, send)
         phase = Phase(concurrency=concurrency, way=way, load=load)
         print(phase.line(), file=sys.stderr)
         return phase

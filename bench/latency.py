@@ -60,7 +60,7 @@ async def measure(options: LatencyOptions) -> dict[str, Any]:
     batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
     async with open_session() as session:
         endpoint = await options.resolve(session)
-        loads = [await run_load(batch, [0.0] * size, partial(ask, session, endpoint)) for batch in batches]
+        loads = [await run_load(batch, partial(ask, session, endpoint)) for batch in batches]
     loads = loads[options.num_iters_warmup :]
     outcomes = tuple(outcome for load in loads for outcome in load.outcomes)
     whole = LoadResult(outcomes, sum(load.duration_s for load in loads))

@@ -24,15 +24,19 @@ def _ignore(outcome: Outcome) -> None:
 
 async def run_load(
     prompts: Sequence[Prompt],
-    arrivals_s: Sequence[float],
     send: Send,
+    arrivals_s: Sequence[float] | None = None,
     max_concurrency: int | None = None,
     on_outcome: Callable[[Outcome], None] = _ignore,
 ) -> LoadResult:
-    """A request whose turn has not come when it is due waits in the client; that wait is no part of its latency."""
+    """A request whose turn has not come when it is due waits in the client; that wait is no part of its latency.
+
+    arrivals_s: when each is due, from the start; None: all at once.
+    """
     seats: AbstractAsyncContextManager[object] = (
         asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
     )
+    dues_s = arrivals_s or [0.0] * len(prompts)
     started_s = time.perf_counter()
 
     async def send_at(prompt: Prompt, due_s: float) -> Outcome:
@@ -44,5 +48,5 @@ async def run_load(
         return outcome
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(send_at(*pair)) for pair in zip(prompts, arrivals_s, strict=True)]
+        tasks = [group.create_task(send_at(*pair)) for pair in zip(prompts, dues_s, strict=True)]
     return LoadResult(tuple(task.result() for task in tasks), time.perf_counter() - started_s)

@@ -61,10 +61,10 @@ async def measure(options: ServeOptions, send: Send, prompts: list[Prompt]) -> L
     if options.ready_check_timeout_s > 0:
         await _wait_for_answer(send, prompts[0], options.ready_check_timeout_s)
     warmups = [prompts[index % len(prompts)] for index in range(options.num_warmups)]
-    await run_load(warmups, [0.0] * len(warmups), send, options.max_concurrency)
+    await run_load(warmups, send, None, options.max_concurrency)
     arrivals_s = arrival_times_s(len(prompts), options.request_rate, options.burstiness, random.Random(options.seed))
     with progress_bar(len(prompts), enabled=not options.disable_progress) as advance:
-        return await run_load(prompts, arrivals_s, send, options.max_concurrency, advance)
+        return await run_load(prompts, send, arrivals_s, options.max_concurrency, advance)
 
 
 async def _wait_for_answer(send: Send, prompt: Prompt, timeout_s: float) -> None:

@@ -58,7 +58,7 @@ async def measure(options: ThroughputOptions) -> dict[str, Any]:
         endpoint = await options.resolve(session)
         with progress_bar(len(prompts), enabled=not options.disable_progress) as advance:
             send = partial(ask, session, endpoint)
-            load = await run_load(prompts, [0.0] * len(prompts), send, options.max_concurrency, advance)
+            load = await run_load(prompts, send, None, options.max_concurrency, advance)
     report.refuse_failures(load)
     found = report.summarize(load, (), ())
     return found | {

@@ -21,15 +21,15 @@ def greedy_load(
     max_concurrency: int | None = None,
 ) -> LoadResult:
     """arrivals_s: None: all at once. ValueError: a request failed, and a number without it would be a lie."""
-    load = asyncio.run(_run(url, prompts, arrivals_s or [0.0] * len(prompts), max_concurrency))
+    load = asyncio.run(_run(url, prompts, arrivals_s, max_concurrency))
     refuse_failures(load)
     return load
 
 
 async def _run(
-    url: str, prompts: Sequence[Prompt], arrivals_s: Sequence[float], max_concurrency: int | None
+    url: str, prompts: Sequence[Prompt], arrivals_s: Sequence[float] | None, max_concurrency: int | None
 ) -> LoadResult:
     async with open_session() as session:
         model = await first_model(session, url, {})
         endpoint = Endpoint(base_url=url, model=model, extra_body={"temperature": 0}, ignore_eos=True)
-        return await run_load(prompts, arrivals_s, partial(ask, session, endpoint), max_concurrency)
+        return await run_load(prompts, partial(ask, session, endpoint), arrivals_s, max_concurrency)
