@@ -42,15 +42,17 @@ def decode_attention(
         return decode_attention_reference(
             query, kv_cache, layer, block_tables, seq_lens, out, scale=scale, window=window, softcap=softcap
         )
-    if len(query) > len(seq_lens):
+    from kvasir.kernels.cpu.softmax import CHAINS, TILE_KEYS
+
+    if len(query) > len(seq_lens) or head_dim_of(kv_cache) % CHAINS != 0:
         query_starts = _query_starts(query, seq_lens)
         return prefill_attention(
             query, kv_cache, layer, block_tables, query_starts, seq_lens, out,
             scale=scale, window=window, softcap=softcap,
         )  # fmt: skip
     from kvasir.kernels.cpu import decode_attention as cpu
-    from kvasir.kernels.cpu import decode_splits as splits
     from kvasir.kernels.cpu import threads
+    from kvasir.kernels.cpu.decode_splits import merge
 
     num_blocks, num_layers, _, num_kv_heads, block_size, row_length = kv_cache.shape
     head_dim = head_dim_of(kv_cache)
@@ -58,8 +60,8 @@ def decode_attention(
     assert kv_cache.is_contiguous()
     assert block_tables.is_contiguous()
     assert out.is_contiguous()
-    num_seqs, num_heads, split = len(seq_lens), out.shape[1] // head_dim, splits.split_tokens(block_size)
-    num_splits = -(-block_tables.shape[1] * block_size // split)
+    num_seqs, num_heads = len(seq_lens), out.shape[1] // head_dim
+    num_splits = -(-block_tables.shape[1] * block_size // TILE_KEYS)
     partials = out.new_empty((num_seqs, num_splits, num_heads, head_dim + 2) if num_splits > 1 else 0)
     threads.launch(
         {"float32": cpu.over_float32, "float16": cpu.over_float16, "int8": cpu.over_int8}[dtype],
@@ -72,8 +74,8 @@ def decode_attention(
     )  # fmt: skip
     if num_splits > 1:
         threads.launch(
-            splits.combine, num_seqs, num_seqs, num_splits, num_heads, head_dim,
-            partials.data_ptr(), seq_lens.data_ptr(), window, split, out.data_ptr(),
+            merge, num_seqs, num_seqs, num_splits, num_heads, head_dim,
+            partials.data_ptr(), seq_lens.data_ptr(), window, out.data_ptr(),
         )  # fmt: skip
     return None
 

@@ -9,26 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from kvasir.kernels.cpu.attention_tile import VECTORS, add_columns, add_vector, score_keys
-from kvasir.kernels.cpu.compiling import carray, compiled, lazy_loop, loop
+from kvasir.kernels.cpu import softmax
+from kvasir.kernels.cpu.compiling import carray, lazy_loop, loop, strict
 from kvasir.kernels.cpu.decode_rows import list_ahead, list_rows, scale
-from kvasir.kernels.cpu.decode_splits import compiled_split_tokens, heads_a_piece, locate, splits_of
-from kvasir.kernels.cpu.kv_rows import cache_shape, has_scales, rows_at
+from kvasir.kernels.cpu.decode_splits import heads_a_piece, locate, splits_of
+from kvasir.kernels.cpu.decode_tile import VECTORS, add_columns, add_few, add_vector, score_keys
+from kvasir.kernels.cpu.kv_rows import cache_shape, has_scales
 from kvasir.kernels.cpu.simd import (
     LANES,
     TILE_ROWS,
-    exp2,
     float32_array,
     float32_of,
     int8_array,
     int32_array,
-    largest_of,
     next_piece,
     padded,
-    soft_cap,
     uint16_array,
-    widened,
 )
+from kvasir.kernels.cpu.softmax import CHAINS, TILE_KEYS
 
 # Shapes: S sequences  B tokens a block  H query heads  K KV heads  G = H / K  D head dim
 #   C tokens of a split, at most     P splits of a sequence, at most     W tokens of a piece, padded to whole vectors
@@ -37,7 +35,7 @@ _BYTES_SIDE_BY_SIDE = 16 << 10  # of keys of a block that one piece has at most
 _BYTES_AHEAD = 8 << 10  # how far ahead of the arithmetic memory is read: while it is slow, so much is under way
 
 
-@compiled
+@strict
 def _score(query: Any, cache: Any, heads: Any, width: Any, rows: Any, num_ahead: Any, scores: Any) -> None:
     """scores [J, C] = query [J, D] @ the first `width` keys.T, by their addresses"""
     group, head_dim = scores.shape[0] // heads, query.shape[1]
@@ -50,35 +48,9 @@ def _score(query: Any, cache: Any, heads: Any, width: Any, rows: Any, num_ahead:
                     rows.ctypes.data + 8 * first, head * cache.strides[0], head_dim, ahead + 8 * first,
                     scores.ctypes.data + r * scores.strides[0] + 4 * first, scores.strides[0] // 4,
                 )  # fmt: skip
-    in_vectors = head_dim // LANES * LANES
-    if in_vectors < head_dim:
-        for i in range(width):
-            for r in range(heads * group):
-                key = rows_at(cache, rows[i] + r // group * cache.strides[0], 1, head_dim)
-                for d in range(in_vectors, head_dim):
-                    scores[r, i] += query[r, d] * widened(key[0, d])
 
 
-@compiled
-def _softmax(count: Any, width: Any, scores: Any, state: Any) -> None:
-    """scores [J, C] -> weights of the first `count` tokens; state[j] = [maximum, sum]
-
-    width: `count`, padded to whole vectors
-    """
-    for r in range(scores.shape[0]):
-        row = scores[r]
-        row[count:width] = -np.inf
-        highest = largest_of(row.ctypes.data, width)
-        total = np.float32(0)
-        for i in range(width):
-            weight = exp2(row[i] - highest)  # of -inf no more than a sum of 1 loses
-            row[i] = weight
-            total += weight
-        state[r, 0] = highest
-        state[r, 1] = total
-
-
-@compiled
+@strict
 def _add_values(
     scores: Any, cache: Any, heads: Any, count: Any, width: Any, rows: Any, num_ahead: Any, sums: Any
 ) -> None:
@@ -106,15 +78,12 @@ def _add_values(
                 for d in range(in_columns, in_vectors, LANES):
                     add_vector(weights, stride, num_rows, cache, values, offset, d, num_tokens, ahead, out + 4 * d,
                                head_dim)  # fmt: skip
-    if in_vectors < head_dim:
-        for i in range(count):
-            for r in range(heads * group):
-                value = rows_at(cache, rows[width + i] + r // group * cache.strides[0], 1, head_dim)
-                for d in range(in_vectors, head_dim):
-                    sums[r, d] += scores[r, i] * widened(value[0, d])
+                for d in range(in_vectors, head_dim, CHAINS):
+                    add_few(weights, stride, num_rows, cache, values, offset, d, num_tokens, ahead, out + 4 * d,
+                            head_dim)  # fmt: skip
 
 
-@compiled
+@strict
 def _take_query(query: Any, s: Any, first_head: Any, factor: Any, scaled: Any) -> None:
     """scaled [J, D] = factor * the query heads from `first_head` on"""
     source = float32_array(query.ctypes.data + s * query.strides[0] + first_head * scaled.strides[0], (scaled.size,))
@@ -123,18 +92,14 @@ def _take_query(query: Any, s: Any, first_head: Any, factor: Any, scaled: Any) -
         flat[i] = source[i] * factor
 
 
-@compiled
+@strict
 def _finish(place: Any, first_head: Any, is_whole: Any, state: Any, sums: Any, out: Any, partials: Any) -> None:
     """To `out`, or, of one split of several, to partials [S, P, H, D + 2]: sums, maximum, sum of weights"""
-    s, _, index, _, _, _ = place
-    num_heads, head_dim = sums.shape
-    for r in range(num_heads):
+    s, index, head_dim = place[0], place[2], sums.shape[1]
+    for r in range(sums.shape[0]):
         own, head = sums[r], first_head + r
         if is_whole:
-            weight = np.float32(1) / state[r, 1] if state[r, 1] != 0 else np.float32(0)
-            attended = float32_array(out.ctypes.data + s * out.strides[0] + 4 * head * head_dim, (head_dim,))
-            for d in range(head_dim):
-                attended[d] = own[d] * weight
+            softmax.finish(state[r, 1], own, out[s, head * head_dim : (head + 1) * head_dim])
         else:
             partial = partials[s, index, head]
             for d in range(head_dim):
@@ -142,25 +107,24 @@ def _finish(place: Any, first_head: Any, is_whole: Any, state: Any, sums: Any, o
             partial[head_dim], partial[head_dim + 1] = state[r, 0], state[r, 1]
 
 
-@compiled
+@strict
 def _work(counter: Any, query: Any, num_heads: Any, cache: Any, shape: Any, layer: Any, block_tables: Any,
           seq_lens: Any, factor: Any, cap: Any, window: Any, num_threads: Any, out: Any,
           partials: Any) -> None:  # fmt: skip
     _, num_kv_heads, block_size, head_dim = shape
-    group, split, row_bytes = num_heads // num_kv_heads, compiled_split_tokens(block_size), head_dim * cache.itemsize
+    group, row_bytes = num_heads // num_kv_heads, head_dim * cache.itemsize
     side_by_side = _BYTES_SIDE_BY_SIDE // (block_size * row_bytes)
-    heads = heads_a_piece(seq_lens, window, split, num_kv_heads, side_by_side, num_threads)
-    most = padded(split, LANES)
-    num_ahead = min(most, padded(_BYTES_AHEAD // (heads * row_bytes) + 1, LANES))
-    rows, next_rows = np.zeros(2 * most + num_ahead, np.int64), np.zeros(2 * most + num_ahead, np.int64)
+    heads = heads_a_piece(seq_lens, window, num_kv_heads, side_by_side, num_threads)
+    num_ahead = min(TILE_KEYS, padded(_BYTES_AHEAD // (heads * row_bytes) + 1, LANES))
+    rows, next_rows = np.zeros(2 * TILE_KEYS + num_ahead, np.int64), np.zeros(2 * TILE_KEYS + num_ahead, np.int64)
     scaled, sums = np.empty((heads * group, head_dim), np.float32), np.empty((heads * group, head_dim), np.float32)
-    scores, state = np.empty((heads * group, most), np.float32), np.empty((heads * group, 2), np.float32)
-    scales = np.empty(most, np.float32)
-    place = locate(next_piece(counter), 0, 0, seq_lens, window, split, num_kv_heads, heads)
+    scores, state = np.empty((heads * group, TILE_KEYS), np.float32), np.empty((heads * group, 2), np.float32)
+    scales = np.empty(TILE_KEYS, np.float32)
+    place = locate(next_piece(counter), 0, 0, seq_lens, window, num_kv_heads, heads)
     width = list_rows(cache, shape, layer, block_tables, place, heads, rows)
     while place[0] < len(seq_lens):
-        s, base, _, head, start, end = place
-        upcoming = locate(next_piece(counter), s, base, seq_lens, window, split, num_kv_heads, heads)
+        s, base, _, head, start, end, low = place
+        upcoming = locate(next_piece(counter), s, base, seq_lens, window, num_kv_heads, heads)
         next_width = list_rows(cache, shape, layer, block_tables, upcoming, heads, next_rows)
         list_ahead(width, num_ahead, next_rows, next_width, rows)
         _take_query(query, s, head * group, factor, scaled)
@@ -168,18 +132,19 @@ def _work(counter: Any, query: Any, num_heads: Any, cache: Any, shape: Any, laye
         if has_scales(cache):
             scale(cache, shape, layer, block_tables, place, heads, 0, scales, scores)
         if cap > 0:
-            soft_cap(scores, heads * group, cap)
-        _softmax(end - start, width, scores, state)
+            softmax.soft_cap(scores, heads * group, width, cap)
+        for r in range(heads * group):
+            state[r, 0], state[r, 1] = softmax.weigh(scores[r], low, end - start, width)
         if has_scales(cache):
             scale(cache, shape, layer, block_tables, place, heads, 1, scales, scores)
         _add_values(scores, cache, heads, end - start, width, rows, num_ahead, sums)
-        is_whole = splits_of(seq_lens[s], window, split)[2] == 1
+        is_whole = splits_of(seq_lens[s], window)[2] == 1
         _finish(place, head * group, is_whole, state, sums, out, partials)
         rows, next_rows = next_rows, rows
         place, width = upcoming, next_width
 
 
-@compiled
+@strict
 def _attend(arguments: Any, a: Any, cache: Any) -> None:
     num_seqs, num_heads, head_dim = a[2], a[4], a[11]
     _work(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvasir.kernels.cpu.compiling import compiled
+from kvasir.kernels.cpu.compiling import strict
 from kvasir.kernels.cpu.kv_rows import address_of, has_scales
 from kvasir.kernels.cpu.simd import LANES, float32_array, padded, prefetch
 
@@ -12,15 +12,15 @@ from kvasir.kernels.cpu.simd import LANES, float32_array, padded, prefetch
 _LINE_BYTES = 64
 
 
-@compiled
+@strict
 def list_rows(cache: Any, shape: Any, layer: Any, block_tables: Any, place: Any, heads: Any, rows: Any) -> Any:
-    """rows [>= 2 W]: the addresses of a piece's keys, of its first head, the last one repeated up to W; then of its
-    values. -> W
+    """rows [>= 2 W]: the addresses of a piece's keys, of its first head, the last one repeated up to W, and the
+    first one that is seen for those before it; then of its values. -> W
 
     What `list_scales` will read is fetched into the cache.
     """
     num_layers, num_kv_heads, block_size, head_dim = shape
-    s, _, _, first_head, start, end = place
+    s, _, _, first_head, start, end, low = place
     row_bytes, to_values = head_dim * cache.itemsize, num_kv_heads * cache.strides[0]
     address, width = cache.ctypes.data, padded(end - start, LANES)
     i = 0
@@ -38,12 +38,13 @@ def list_rows(cache: Any, shape: Any, layer: Any, block_tables: Any, place: Any,
             rows[i] = address
             i += 1
     rows[i:width] = address
+    rows[:low] = rows[low]
     for i in range(width):
         rows[width + i] = rows[i] + to_values
     return width
 
 
-@compiled
+@strict
 def list_ahead(width: Any, num_ahead: Any, next_rows: Any, next_width: Any, rows: Any) -> None:
     """Behind a piece's rows come the first `num_ahead` of the next one."""
     first, count = 2 * width, min(num_ahead, 2 * next_width)
@@ -52,11 +53,11 @@ def list_ahead(width: Any, num_ahead: Any, next_rows: Any, next_width: Any, rows
     rows[first + count : first + num_ahead] = rows[first - 1]
 
 
-@compiled
+@strict
 def _list_scales(cache: Any, shape: Any, layer: Any, block_tables: Any, place: Any, which: Any, head: Any,
                  scales: Any) -> None:  # fmt: skip
     num_layers, num_kv_heads, block_size, head_dim = shape
-    s, _, _, _, start, end = place
+    s, _, _, _, start, end, low = place
     i = 0
     while start + i < end:
         block, offset = block_tables[s, (start + i) // block_size], (start + i) % block_size
@@ -66,9 +67,10 @@ def _list_scales(cache: Any, shape: Any, layer: Any, block_tables: Any, place: A
         for k in range(count):
             own[k] = found[k]
         i += count
+    scales[:low] = 0
 
 
-@compiled
+@strict
 def scale(cache: Any, shape: Any, layer: Any, block_tables: Any, place: Any, heads: Any, which: Any, scales: Any,
           scores: Any) -> None:  # fmt: skip
     """scores [J, C]: [j, i] *= the scale of the piece's i-th key (which: 0), or value (1). scales [C] is scratch."""

@@ -1,36 +1,37 @@
-"""Attention of prompt chunks over the paged cache: tiles of queries against tiles of keys, with a running softmax."""
+"""Attention of prompt chunks over the paged cache: tiles of queries against tiles of keys.
+
+All is added up in the order of `softmax`.
+"""
 
 from typing import Any
 
 import numpy as np
 
-from kvasir.kernels.cpu.compiling import carray, compiled, lazy_loop, loop
-from kvasir.kernels.cpu.kv_rows import address_of, cache_shape, rows_at, scale_of
+from kvasir.kernels.cpu import softmax
+from kvasir.kernels.cpu.compiling import carray, lazy_loop, loop, strict
+from kvasir.kernels.cpu.kv_rows import address_of, cache_shape, has_scales, rows_at, scale_of
+from kvasir.kernels.cpu.prefill_tile import TILE_COLUMNS, multiply, multiply_add, score
 from kvasir.kernels.cpu.simd import (
-    TILE_COLUMNS,
     TILE_ROWS,
-    exp2,
     float32_array,
     float32_of,
     int8_array,
     int32_array,
-    largest_of,
-    multiply_add,
     next_piece,
     padded,
-    soft_cap,
     uint16_array,
     widened,
 )
+from kvasir.kernels.cpu.softmax import CHAINS, TILE_KEYS
 
 # Shapes: T tokens  S sequences  M blocks of the longest  B tokens a block
 #   H query heads  K KV heads  G = H / K  D head dim
-#   R rows of a query tile = its tokens x G     C = TILE_KEYS keys of a key tile     W = D, padded to whole tiles
-TILE_TOKENS = TILE_KEYS = 64
-_NOTHING = np.float32(-np.inf)
+#   R rows of a query tile = its tokens x G     C = TILE_KEYS     W = D, padded to whole columns of a tile
+_TILE_TOKENS = 64
+_STRIP = 64  # values that stay in the first cache while all queries pass
 
 
-@compiled
+@strict
 def _locate(piece: Any, query_starts: Any, num_kv_heads: Any) -> Any:
     """piece -> sequence (-1: there is no such piece), first token of the query tile in its chunk, KV head.
 
@@ -38,109 +39,101 @@ def _locate(piece: Any, query_starts: Any, num_kv_heads: Any) -> Any:
     """
     tile, head = piece // num_kv_heads, piece % num_kv_heads
     for s in range(len(query_starts) - 1):
-        num_tiles = (query_starts[s + 1] - query_starts[s] + TILE_TOKENS - 1) // TILE_TOKENS
+        num_tiles = (query_starts[s + 1] - query_starts[s] + _TILE_TOKENS - 1) // _TILE_TOKENS
         if tile < num_tiles:
-            return s, (num_tiles - 1 - tile) * TILE_TOKENS, head
+            return s, (num_tiles - 1 - tile) * _TILE_TOKENS, head
         tile -= num_tiles
     return -1, 0, 0
 
 
-@compiled
-def _stage(cache: Any, shape: Any, layer: Any, block_table: Any, head: Any, first: Any, count: Any, keys: Any,
-           values: Any) -> None:  # fmt: skip
-    """Tokens [first, first + count) of one head -> keys [D, C] (transposed), values [C, W]; zeros behind."""
+@strict
+def _stage(cache: Any, shape: Any, layer: Any, block_table: Any, head: Any, first: Any, count: Any, width: Any,
+           keys: Any, values: Any, scales: Any) -> None:  # fmt: skip
+    """Tokens [first, first + count) of one head -> keys [>= D, C] (transposed), values [C, W], scales [2, C] of both
+
+    As they are in the cache, with zeros behind, up to `width`.
+    """
     num_layers, num_kv_heads, block_size, head_dim = shape
     layout = (num_layers, num_kv_heads)
-    if count < TILE_KEYS:
-        keys[:] = 0
-        values[count:] = 0
+    keys[:head_dim, count:width] = 0
+    values[count:width] = 0
+    scales[:, count:width] = 0
     for i in range(count):
         block, offset = block_table[(first + i) // block_size], (first + i) % block_size
         cached = rows_at(cache, address_of(cache, layout, block, layer, 0, head), block_size, head_dim)
-        scale = scale_of(cached, offset)
+        scales[0, i] = scale_of(cached, offset)
         for d in range(head_dim):
-            keys[d, i] = widened(cached[offset, d]) * scale
+            keys[d, i] = widened(cached[offset, d])
         cached = rows_at(cache, address_of(cache, layout, block, layer, 1, head), block_size, head_dim)
-        scale = scale_of(cached, offset)
+        scales[1, i] = scale_of(cached, offset)
         for d in range(head_dim):
-            values[i, d] = widened(cached[offset, d]) * scale
+            values[i, d] = widened(cached[offset, d])
 
 
-@compiled
-def _softmax_row(r: Any, scores: Any, low: Any, high: Any, state: Any, sums: Any) -> None:
-    """scores[r] -> exp2(score - the row's maximum so far) where low <= column < high, else 0.
-
-    state[r] = [maximum so far, sum so far]; the row's `sums` are brought to the new maximum.
-    """
-    is_cut = low > 0 or high < TILE_KEYS
-    if is_cut:
-        for c in range(TILE_KEYS):
-            scores[r, c] = scores[r, c] if low <= c < high else _NOTHING
-    highest = max(state[r, 0], largest_of(scores.ctypes.data + r * scores.strides[0], TILE_KEYS))
-    if highest == _NOTHING:
-        for c in range(TILE_KEYS):
-            scores[r, c] = 0
-        return
-    if highest != state[r, 0]:
-        rescale = exp2(state[r, 0] - highest)
-        state[r, 0] = highest
-        state[r, 1] *= rescale
-        for d in range(sums.shape[1]):
-            sums[r, d] *= rescale
-    total = np.float32(0)
-    for c in range(TILE_KEYS):
-        weight = exp2(scores[r, c] - highest)
-        scores[r, c] = weight
-        total += weight
-    if is_cut:  # exp2 gives no less than 2 ** -126, and what must not be seen counts for nothing at all
-        total = np.float32(0)
-        for c in range(TILE_KEYS):
-            weight = scores[r, c] if low <= c < high else np.float32(0)
-            scores[r, c] = weight
-            total += weight
-    state[r, 1] += total
+@strict
+def _scale(scores: Any, num_rows: Any, width: Any, scales: Any) -> None:
+    for r in range(num_rows):
+        row = scores[r]
+        for c in range(width):
+            row[c] *= scales[c]
 
 
-@compiled
+@strict
 def _attend(query: Any, num_rows: Any, group: Any, start: Any, cap: Any, window: Any, cache: Any, shape: Any,
-            layer: Any, block_table: Any, head: Any, scores: Any, sums: Any, state: Any, keys: Any,
-            values: Any) -> None:  # fmt: skip
-    """query [R, D], row r at position start + r // G -> sums [R, W] (weighted values), state [R, 2]."""
-    sums[:] = 0
-    state[:, 0] = _NOTHING
-    state[:, 1] = 0
+            layer: Any, block_table: Any, head: Any, scores: Any, part: Any, sums: Any, state: Any, keys: Any,
+            values: Any, scales: Any) -> None:  # fmt: skip
+    """query [R, D], row r at position start + r // G -> weighted values in sums [R, W], sums of weights in state[1]"""
     end = start + (num_rows - 1) // group + 1
     first_seen = max(0, start + 1 - window) if window > 0 else 0
+    highest, totals, maxima, part_totals, befores, factors = state
+    sums[:] = 0
+    highest[:] = -np.inf
+    totals[:] = 0
     for first in range(first_seen // TILE_KEYS * TILE_KEYS, end, TILE_KEYS):
-        _stage(cache, shape, layer, block_table, head, first, min(TILE_KEYS, end - first), keys, values)
-        scores[:] = 0
-        multiply_add(query, keys, scores)
+        count = min(TILE_KEYS, end - first)
+        width = padded(count, TILE_COLUMNS)
+        _stage(cache, shape, layer, block_table, head, first, count, width, keys, values, scales)
+        score(query, keys, width, scores)
+        if has_scales(cache):
+            _scale(scores, num_rows, width, scales[0])
         if cap > 0:
-            soft_cap(scores, num_rows, cap)
+            softmax.soft_cap(scores, num_rows, width, cap)
         for r in range(num_rows):
             position = start + r // group
-            low = position + 1 - window - first if window > 0 else 0
-            _softmax_row(r, scores, low, position + 1 - first, state, sums)
-        multiply_add(scores, values, sums)
+            low = max(0, position + 1 - window - first) if window > 0 else 0
+            high = max(0, min(width, position + 1 - first))
+            maxima[r], part_totals[r] = softmax.weigh(scores[r], min(low, width), high, width)
+        if has_scales(cache):
+            _scale(scores, num_rows, width, scales[1])
+        multiply(scores[:, : min(width, _STRIP)], values, part)
+        for k in range(_STRIP, width, _STRIP):
+            multiply_add(scores[:, k : min(k + _STRIP, width)], values[k:], part)
+        for r in range(num_rows):
+            highest[r], before, factor = softmax.factors(highest[r], maxima[r], part_totals[r])
+            befores[r], factors[r] = before, factor
+            totals[r] = totals[r] * before + part_totals[r] * factor
+        for r in range(num_rows):
+            softmax.add_part(sums[r], befores[r], part[r], factors[r])
 
 
-@compiled
+@strict
 def _work(counter: Any, query: Any, num_heads: Any, cache: Any, shape: Any, layer: Any, block_tables: Any,
           query_starts: Any, seq_lens: Any, scale: Any, cap: Any, window: Any, out: Any) -> None:  # fmt: skip
     _, num_kv_heads, _, head_dim = shape
     group = num_heads // num_kv_heads
-    tile = np.zeros((TILE_TOKENS * group, head_dim), np.float32)
-    scores = np.zeros((TILE_TOKENS * group, TILE_KEYS), np.float32)
-    sums = np.zeros((TILE_TOKENS * group, padded(head_dim, TILE_COLUMNS)), np.float32)
-    state = np.zeros((TILE_TOKENS * group, 2), np.float32)
-    keys = np.zeros((head_dim, TILE_KEYS), np.float32)
-    values = np.zeros((TILE_KEYS, padded(head_dim, TILE_COLUMNS)), np.float32)
+    most_rows, most_columns = _TILE_TOKENS * group, padded(head_dim, TILE_COLUMNS)
+    tile = np.zeros((most_rows, padded(head_dim, CHAINS)), np.float32)
+    scores = np.zeros((most_rows, TILE_KEYS), np.float32)
+    part, sums = np.zeros((most_rows, most_columns), np.float32), np.zeros((most_rows, most_columns), np.float32)
+    state = np.zeros((6, most_rows), np.float32)
+    keys, values = np.zeros((tile.shape[1], TILE_KEYS), np.float32), np.zeros((TILE_KEYS, most_columns), np.float32)
+    scales = np.zeros((2, TILE_KEYS), np.float32)
     while True:
         s, first, head = _locate(next_piece(counter), query_starts, num_kv_heads)
         if s < 0:
             return
         begin = query_starts[s] + first
-        num_rows = min(TILE_TOKENS, query_starts[s + 1] - begin) * group
+        num_rows = min(_TILE_TOKENS, query_starts[s + 1] - begin) * group
         used = padded(num_rows, TILE_ROWS)
         for r in range(num_rows):
             column = (head * group + r % group) * head_dim
@@ -148,15 +141,13 @@ def _work(counter: Any, query: Any, num_heads: Any, cache: Any, shape: Any, laye
                 tile[r, d] = query[begin + r // group, column + d] * scale
         start = seq_lens[s] - query_starts[s + 1] + begin
         _attend(tile[:used], num_rows, group, start, cap, window, cache, shape, layer, block_tables[s], head,
-                scores[:used], sums[:used], state[:used], keys, values)  # fmt: skip
+                scores[:used], part[:used], sums[:used], state, keys, values, scales)  # fmt: skip
         for r in range(num_rows):
-            weight = np.float32(1) / state[r, 1] if state[r, 1] != 0 else np.float32(0)
             column = (head * group + r % group) * head_dim
-            for d in range(head_dim):
-                out[begin + r // group, column + d] = sums[r, d] * weight
+            softmax.finish(state[1, r], sums[r], out[begin + r // group, column : column + head_dim])
 
 
-@compiled
+@strict
 def _start(arguments: Any, a: Any, cache: Any) -> None:
     num_tokens, num_heads, head_dim, num_seqs = a[2], a[4], a[11], a[14]
     _work(

@@ -1,15 +1,14 @@
-"""What the compiled loops are made of: arrays at addresses, a shared counter, a product in registers, exp2, tanh."""
+"""What the compiled loops are made of: arrays at addresses, a shared counter, sums of vectors, exp2, tanh."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from kvasir.kernels.cpu.compiling import IS_WIDE, carray, cgutils, compiled, intrinsic, ir, types
+from kvasir.kernels.cpu.compiling import IS_WIDE, carray, cgutils, compiled, intrinsic, ir, strict, types
 
 LANES = 16 if IS_WIDE else 8  # floats in one register
-TILE_ROWS = 4  # what `multiply_tile` computes at once:
-TILE_COLUMNS = 4 * LANES if IS_WIDE else 2 * LANES  # with all sums in registers
+TILE_ROWS = 4  # queries that a register tile of attention takes at once
 
 
 def _pointer_to(element: Any) -> Callable[..., Any]:
@@ -147,76 +146,6 @@ def pointer_like(typing: Any, array: Any, address: Any) -> Any:
 
 
 @intrinsic
-def multiply_tile(typing: Any, a: Any, a_stride: Any, like: Any, b: Any, b_stride: Any, c: Any, c_stride: Any,
-                  depth: Any) -> Any:  # fmt: skip
-    """c[R, C] += a[R, depth] @ b[depth, C], by address and row stride, with all of c in registers.
-
-    R = TILE_ROWS, C = TILE_COLUMNS
-
-    like: any array of b's type: float32, float16 (as uint16) or int8
-    """
-    signature = types.void(types.int64, types.int64, like, *[types.int64] * 5)
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        a, a_stride, _, b, b_stride, c, c_stride, depth = arguments
-        f32, i64 = ir.FloatType(), ir.IntType(64)
-        vector, element = ir.VectorType(f32, LANES), context.get_value_type(like.dtype)
-        narrow = ir.VectorType(element, LANES).as_pointer()
-        a, c = (builder.inttoptr(address, f32.as_pointer()) for address in (a, c))
-        b = builder.inttoptr(b, element.as_pointer())
-        b_align = context.get_abi_sizeof(element)
-        fuse = ("contract",)  # one fused multiply-add
-        num_vectors = TILE_COLUMNS // LANES
-
-        def vector_at(base: Any, row: Any, stride: Any, v: int, pointer: Any) -> Any:
-            offset = builder.add(builder.mul(row, stride), ir.Constant(i64, v * LANES))
-            return builder.bitcast(builder.gep(base, [offset]), pointer)
-
-        def column(k: Any, v: int) -> Any:
-            values = builder.load(vector_at(b, k, b_stride, v, narrow), align=b_align)
-            return as_floats(builder, like.dtype, values, LANES)
-
-        cells = [[cgutils.alloca_once(builder, vector) for _ in range(num_vectors)] for _ in range(TILE_ROWS)]
-        rows = [ir.Constant(i64, r) for r in range(TILE_ROWS)]
-        places = [[vector_at(c, row, c_stride, v, vector.as_pointer()) for v in range(num_vectors)] for row in rows]
-        for r in range(TILE_ROWS):
-            for v in range(num_vectors):
-                builder.store(builder.load(places[r][v], align=4), cells[r][v])
-        undefined, first = ir.Constant(vector, ir.Undefined), ir.Constant(ir.IntType(32), 0)
-        zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
-        with cgutils.for_range(builder, depth) as k:
-            columns = [column(k.index, v) for v in range(num_vectors)]
-            for r in range(TILE_ROWS):
-                offset = builder.add(builder.mul(rows[r], a_stride), k.index)
-                scalar = builder.load(builder.gep(a, [offset]))
-                spread = builder.shuffle_vector(builder.insert_element(undefined, scalar, first), undefined, zeros)
-                for v in range(num_vectors):
-                    product = builder.fmul(spread, columns[v], flags=fuse)
-                    builder.store(builder.fadd(builder.load(cells[r][v]), product, flags=fuse), cells[r][v])
-        for r in range(TILE_ROWS):
-            for v in range(num_vectors):
-                builder.store(builder.load(cells[r][v]), places[r][v], align=4)
-        return context.get_dummy_value()
-
-    return signature, codegen
-
-
-@compiled
-def multiply_add(a: Any, b: Any, c: Any) -> None:
-    """c[R, C] += a[R, K] @ b[K, C]. R is a multiple of TILE_ROWS, C of TILE_COLUMNS; rows are contiguous."""
-    a_stride, b_stride, c_stride = a.strides[0], b.strides[0], c.strides[0]
-    a_address, b_address, c_address = a.ctypes.data, b.ctypes.data, c.ctypes.data
-    for column in range(0, c.shape[1] * 4, TILE_COLUMNS * 4):
-        for row in range(0, c.shape[0], TILE_ROWS):
-            multiply_tile(
-                a_address + row * a_stride, a_stride // 4,
-                b, b_address + column, b_stride // 4,
-                c_address + row * c_stride + column, c_stride // 4,
-                a.shape[1],
-            )  # fmt: skip
-
-
-@intrinsic
 def largest_of(typing: Any, address: Any, count: Any) -> Any:
     """The largest of `count` float32, a multiple of LANES; NaN are passed over. -inf of none"""
 
@@ -243,40 +172,64 @@ def largest_of(typing: Any, address: Any, count: Any) -> Any:
     return types.float32(types.int64, types.int64), codegen
 
 
-@compiled
+@intrinsic
+def sum_of(typing: Any, address: Any, count: Any) -> Any:
+    """The sum of `count` float32, a multiple of LANES: of each lane by itself, then folded, if it is `strict`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        f32, i32, i64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+        vector = ir.VectorType(f32, LANES)
+        cell = cgutils.alloca_once_value(builder, ir.Constant(vector, None))
+        base = builder.inttoptr(arguments[0], f32.as_pointer())
+        zero, step = ir.Constant(i64, 0), ir.Constant(i64, LANES)
+        with cgutils.for_range_slice(builder, zero, arguments[1], step, intp=i64) as (i, _):
+            values = builder.load(builder.bitcast(builder.gep(base, [i]), vector.as_pointer()), align=4)
+            builder.store(builder.fadd(builder.load(cell), values), cell)
+        total, distance = builder.load(cell), LANES // 2
+        while distance:
+            order = ir.Constant(ir.VectorType(i32, LANES), [(i + distance) % LANES for i in range(LANES)])
+            total = builder.fadd(total, builder.shuffle_vector(total, total, order))
+            distance //= 2
+        return builder.extract_element(total, ir.Constant(i32, 0))
+
+    return types.float32(types.int64, types.int64), codegen
+
+
+@intrinsic
+def fused(typing: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c of float32, rounded once where the machine can."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        a, b, c = arguments
+        return builder.fadd(builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
+
+    return types.float32(types.float32, types.float32, types.float32), codegen
+
+
+@strict
 def exp2(x: Any) -> Any:
     """2 ** x for float32 x <= 0, to 2e-7 relative, in a form that compilers vectorise."""
     x = max(x, np.float32(-126))
     whole = np.floor(x + np.float32(0.5))
     f = x - whole
-    p = np.float32(1.535336188319500e-4)
-    p = p * f + np.float32(1.339887440266574e-3)
-    p = p * f + np.float32(9.618437357674640e-3)
-    p = p * f + np.float32(5.550332471162809e-2)
-    p = p * f + np.float32(2.402264791363012e-1)
-    p = p * f + np.float32(6.931472028550421e-1)
-    p = p * f + np.float32(1)
+    p = fused(np.float32(1.535336188319500e-4), f, np.float32(1.339887440266574e-3))
+    p = fused(p, f, np.float32(9.618437357674640e-3))
+    p = fused(p, f, np.float32(5.550332471162809e-2))
+    p = fused(p, f, np.float32(2.402264791363012e-1))
+    p = fused(p, f, np.float32(6.931472028550421e-1))
+    p = fused(p, f, np.float32(1))
     return p * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
-@compiled
+@strict
 def tanh(x: Any) -> Any:
     """For float32, to 2e-7, in a form that compilers vectorise; NaN stays NaN."""
     size = abs(x)
     e = exp2(size * np.float32(-2.8853900817779268))  # e ** (-2 size)
     large = (np.float32(1) - e) / (np.float32(1) + e)
     square = x * x
-    p = np.float32(62 / 2835)
-    p = p * square - np.float32(17 / 315)
-    p = p * square + np.float32(2 / 15)
-    p = p * square - np.float32(1 / 3)
-    small = x + x * square * p  # where the difference above would cancel
+    p = fused(np.float32(62 / 2835), square, np.float32(-17 / 315))
+    p = fused(p, square, np.float32(2 / 15))
+    p = fused(p, square, np.float32(-1 / 3))
+    small = fused(x * square, p, x)  # where the difference above would cancel
     return (large if x > np.float32(0) else -large) if size >= np.float32(0.3) else small
-
-
-@compiled
-def soft_cap(scores: Any, num_rows: Any, cap: Any) -> None:
-    """scores [R, C]: the first rows become cap * tanh(score)."""
-    for r in range(num_rows):
-        for c in range(scores.shape[1]):
-            scores[r, c] = cap * tanh(scores[r, c])

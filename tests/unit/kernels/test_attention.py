@@ -181,13 +181,31 @@ def test_decode_is_the_same_to_the_last_bit_in_any_batch_and_on_any_number_of_th
         torch.set_num_threads(before)
 
 
-def test_prefill_and_decode_agree_on_the_last_token() -> None:
-    step = paged([90], [90], heads=9, kv_heads=3, head_dim=64, block=16)
-    last = Paged(
-        step.query[-1:], step.kv_cache, step.block_tables, torch.tensor([0, 1], dtype=torch.int32), step.seq_lens,
-        step.width,
-    )  # fmt: skip
-    torch.testing.assert_close(decode(last), prefill(step)[-1:], rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block"), [(9, 3, 64, 16), (8, 1, 80, 4), (2, 2, 6, 18)])
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (20, 0.0), (150, 5.0)])
+def test_a_token_gets_the_same_bits_in_any_step(
+    heads: int, kv_heads: int, head_dim: int, block: int, window: int, softcap: float, dtype: torch.dtype,
+    num_threads: int,
+) -> None:  # fmt: skip
+    """In a whole prompt, in chunks of it, alone or with others; and by the loop for single tokens."""
+    shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "block": block}
+    step = paged([300], [300], **shape).in_dtype(dtype)
+    whole = prefill(step, window, softcap)
+
+    def part(start: int, end: int) -> Paged:
+        starts, lengths = (torch.tensor(values, dtype=torch.int32) for values in ([0, end - start], [end]))
+        return Paged(step.query[start:end], step.kv_cache, step.block_tables, starts, lengths, step.width)
+
+    for size in (1, 7, 64, 129):
+        for start in range(0, 300, size):
+            end = min(start + size, 300)
+            assert torch.equal(prefill(part(start, end), window, softcap), whole[start:end])
+    for start in (0, 127, 128, 299):
+        assert torch.equal(decode(part(start, start + 1), window, softcap), whole[start : start + 1])
+    each = torch.arange(301, dtype=torch.int32)
+    together = Paged(step.query, step.kv_cache, step.block_tables.repeat(300, 1), each, each[1:].clone(), step.width)
+    assert torch.equal(decode(together, window, softcap), whole)
 
 
 def test_large_scores_do_not_overflow() -> None:

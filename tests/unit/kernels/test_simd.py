@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from kvasir.kernels.cpu.simd import exp2, multiply_add, tanh
+from kvasir.kernels.cpu.prefill_tile import multiply_add
+from kvasir.kernels.cpu.simd import exp2, tanh
 
 
 def test_exp2_is_right_to_a_few_units_in_the_last_place() -> None:

@@ -1,5 +1,7 @@
 """The register tiles of attention over rows of a paged cache: up to TILE_ROWS queries against keys, or values, that lie
 anywhere. Each row of the cache is loaded, and widened to float32, once for all of these queries.
+
+All is added up in the order of `softmax`.
 """
 
 from collections.abc import Callable
@@ -7,12 +9,11 @@ from typing import Any
 
 from kvasir.kernels.cpu.compiling import cgutils, intrinsic, ir, types
 from kvasir.kernels.cpu.simd import LANES, TILE_ROWS, as_floats
+from kvasir.kernels.cpu.softmax import CHAINS
 
 _LINE_BYTES = 64
-_LANES_OF_A_SHUFFLE = 4  # 128 bits
 _FUSE = ("contract",)
 _F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
-_VECTOR = ir.VectorType(_F32, LANES)
 
 
 @intrinsic
@@ -24,7 +25,7 @@ def score_keys(
 
     keys: address of the addresses of the keys, which are of the type of the array `like`; each lies `offset` behind
     ahead: address of the addresses of as many rows, which are fetched into the cache, `offset` behind too
-    depth: whole vectors of it count, what is behind does not      strides: floats a row
+    depth: a multiple of CHAINS      strides: floats a row
     """
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -43,7 +44,7 @@ def score_keys(
     return types.void(i64, i64, i64, like, i64, i64, i64, i64, i64, i64), codegen
 
 
-def _adds_values(num_vectors: int) -> Any:
+def _adds_values(num_vectors: int, lanes: int = LANES) -> Any:
     def add_values(
         typing: Any, weights: Any, weight_stride: Any, num_rows: Any, like: Any, values: Any, offset: Any, first: Any,
         count: Any, ahead: Any, sums: Any, sum_stride: Any,
@@ -56,7 +57,7 @@ def _adds_values(num_vectors: int) -> Any:
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             weights, weight_stride, num_rows, _, values, offset, first, count, ahead, sums, sum_stride = arguments
-            tile = _Tile(builder, context, like.dtype, offset)
+            tile = _Tile(builder, context, like.dtype, offset, lanes)
 
             def multiply(rows: int) -> None:
                 places = [[tile.floats_at(sums, r, sum_stride, v) for v in range(num_vectors)] for r in range(rows)]
@@ -74,6 +75,7 @@ def _adds_values(num_vectors: int) -> Any:
 VECTORS = 4 if LANES == 16 else 2  # whose sums for TILE_ROWS rows stay in registers
 add_columns = _adds_values(VECTORS)  # C = VECTORS * LANES
 add_vector = _adds_values(1)  # C = LANES
+add_few = _adds_values(1, CHAINS)  # C = CHAINS
 
 
 def _by_number_of_rows(builder: Any, num_rows: Any, write: Callable[[int], None]) -> None:
@@ -92,46 +94,72 @@ def _by_number_of_rows(builder: Any, num_rows: Any, write: Callable[[int], None]
 class _Tile:
     """Writes the LLVM code of one tile."""
 
-    def __init__(self, builder: Any, context: Any, dtype: Any, offset: Any) -> None:
+    def __init__(self, builder: Any, context: Any, dtype: Any, offset: Any, lanes: int = LANES) -> None:
         self._builder, self._dtype, self._offset = builder, dtype, offset
         self._bytes = context.get_abi_sizeof(context.get_value_type(dtype))
-        self._narrow = ir.VectorType(context.get_value_type(dtype), LANES)
+        self._lanes, self._vector = lanes, ir.VectorType(_F32, lanes)
+        self._narrow = ir.VectorType(context.get_value_type(dtype), lanes)
 
     def scores(self, rows: int, queries: Any, query_stride: Any, keys: Any, depth: Any, ahead: Any) -> list[Any]:
         """A vector of scores for each row."""
         builder = self._builder
-        end = builder.and_(depth, ir.Constant(_I64, -LANES))
         # One loop, and memory between its rounds: unrolled, the sums of all rounds would want registers at once.
-        parts = cgutils.alloca_once(builder, ir.ArrayType(_VECTOR, rows * _LANES_OF_A_SHUFFLE))
-        parts = builder.ptrtoint(parts, _I64)
-        width = ir.Constant(_I64, _LANES_OF_A_SHUFFLE * LANES)
-        with cgutils.for_range(builder, ir.Constant(_I64, _LANES_OF_A_SHUFFLE), intp=_I64) as loop:
+        parts = cgutils.alloca_once(builder, ir.ArrayType(self._vector, rows * CHAINS))
+        parts, width = builder.ptrtoint(parts, _I64), ir.Constant(_I64, CHAINS * LANES)
+        with cgutils.for_range(builder, ir.Constant(_I64, CHAINS), intp=_I64) as loop:
             column = builder.mul(loop.index, ir.Constant(_I64, LANES))
             self._fetch_rows(ahead, loop.index, depth)
-            for r, total in enumerate(self._partial_scores(rows, queries, query_stride, keys, loop.index, end)):
-                builder.store(total, self.floats_at(parts, r, width, 0, column), align=4)
-        return [
-            self._fold(
-                [builder.load(self.floats_at(parts, r, width, j), align=4) for j in range(_LANES_OF_A_SHUFFLE)],
-                _LANES_OF_A_SHUFFLE // 2,
-            )
-            for r in range(rows)
-        ]
+            for r, sums in enumerate(self._chains(rows, queries, query_stride, keys, loop.index, depth)):
+                builder.store(sums, self.floats_at(parts, r, width, 0, column), align=4)
+        places = [[self.floats_at(parts, r, width, i) for i in range(CHAINS)] for r in range(rows)]
+        return [self._fold([builder.load(place, align=4) for place in row]) for row in places]
 
-    def _partial_scores(self, rows: int, queries: Any, query_stride: Any, keys: Any, first: Any, end: Any) -> list[Any]:
-        """For each row a vector of the scores of keys `first`, first + 4, ..., each as 4 parts of its sum."""
+    def _chains(self, rows: int, queries: Any, query_stride: Any, keys: Any, first: Any, depth: Any) -> list[Any]:
+        """For each row a vector: of the keys `first`, first + CHAINS, ... the sums of their chains"""
+        builder, cells = self._builder, [self._cell() for _ in range(rows)]
+        places = [self._row_at(keys, builder.add(first, ir.Constant(_I64, i))) for i in range(0, LANES, CHAINS)]
+
+        def add(vector: Any, d: Any) -> None:
+            for r, cell in enumerate(cells):
+                self._fuse(cell, self._repeated(self.floats_at(queries, r, query_stride, 0, d)), vector)
+
+        whole = builder.and_(depth, ir.Constant(_I64, -LANES))
+        zero, lanes, chains = (ir.Constant(_I64, value) for value in (0, LANES, CHAINS))
+        with cgutils.for_range_slice(builder, zero, whole, lanes, intp=_I64) as (d, _):
+            for k, vector in enumerate(self._turned([self._load(place, d) for place in places])):
+                add(vector, builder.add(d, ir.Constant(_I64, k * CHAINS)))
+        with cgutils.for_range_slice(builder, whole, depth, chains, intp=_I64) as (d, _):
+            add(self._side_by_side(places, d), d)
+        return [builder.load(cell) for cell in cells]
+
+    def _turned(self, vectors: list[Any]) -> list[Any]:
+        """As many vectors: the first CHAINS lanes of each, the next ones of each, ..."""
+        for _ in range((len(vectors) - 1).bit_length()):
+            pairs = list(zip(vectors[::2], vectors[1::2], strict=True))
+            vectors = [self._every_other(*pair, first) for first in range(2) for pair in pairs]
+        return vectors
+
+    def _every_other(self, one: Any, other: Any, first: int) -> Any:
+        """A vector: of two, every other CHAINS lanes"""
+        lanes = [start + k for start in range(first * CHAINS, 2 * LANES, 2 * CHAINS) for k in range(CHAINS)]
+        return self._builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(_I32, LANES), lanes))
+
+    def _side_by_side(self, places: list[Any], d: Any) -> Any:
+        """CHAINS dimensions of each of these rows, as one vector of floats"""
         builder = self._builder
-        indices = [builder.add(first, ir.Constant(_I64, i)) for i in range(0, LANES, _LANES_OF_A_SHUFFLE)]
-        places = [self._row_at(keys, i) for i in indices]
-        cells = [[self._cell() for _ in indices] for _ in range(rows)]
-        zero, step = ir.Constant(_I64, 0), ir.Constant(_I64, LANES)
-        with cgutils.for_range_slice(builder, zero, end, step, intp=_I64) as (d, _):
-            vectors = [self._load(place, d) for place in places]
-            for r, row in enumerate(cells):
-                query = builder.load(self.floats_at(queries, r, query_stride, 0, d), align=4)
-                for vector, cell in zip(vectors, row, strict=True):
-                    self._fuse(cell, query, vector)
-        return [self._fold([builder.load(cell) for cell in row], LANES // 2) for row in cells]
+        few = ir.VectorType(self._narrow.element, CHAINS)
+        parts = [builder.load(self._pointer(place, d, self._bytes, few), align=self._bytes) for place in places]
+        while len(parts) > 1:
+            lanes = ir.Constant(ir.VectorType(_I32, 2 * parts[0].type.count), list(range(2 * parts[0].type.count)))
+            parts = [builder.shuffle_vector(*pair, lanes) for pair in zip(parts[::2], parts[1::2], strict=True)]
+        return as_floats(builder, self._dtype, parts[0], LANES)
+
+    def _repeated(self, pointer: Any) -> Any:
+        """CHAINS floats, as often as they fit in a vector"""
+        builder, few = self._builder, ir.VectorType(_F32, CHAINS)
+        values = builder.load(builder.bitcast(pointer, few.as_pointer()), align=4)
+        lanes = ir.Constant(ir.VectorType(_I32, LANES), [lane % CHAINS for lane in range(LANES)])
+        return builder.shuffle_vector(values, ir.Constant(few, ir.Undefined), lanes)
 
     def add(self, places: list[list[Any]], weights: Any, weight_stride: Any, values: Any, first: Any, count: Any,
             ahead: Any) -> None:  # fmt: skip
@@ -144,7 +172,7 @@ class _Tile:
         with cgutils.for_range(builder, count, intp=_I64) as loop:
             self._fetch_columns(self._row_at(ahead, loop.index), first, num_vectors)
             row_of_values = self._row_at(values, loop.index)
-            columns = [builder.add(first, ir.Constant(_I64, v * LANES)) for v in range(num_vectors)]
+            columns = [builder.add(first, ir.Constant(_I64, v * self._lanes)) for v in range(num_vectors)]
             vectors = [self._load(row_of_values, column) for column in columns]
             for r, row in enumerate(cells):
                 weight = self._spread(self._scalar_at(weights, r, weight_stride, loop.index))
@@ -155,21 +183,21 @@ class _Tile:
 
     def floats_at(self, address: Any, r: int, stride: Any, v: int = 0, more: Any = None) -> Any:
         """Pointer to a vector: row r, vector v, `more` floats behind"""
-        offset = self._builder.add(self._builder.mul(stride, ir.Constant(_I64, r)), ir.Constant(_I64, v * LANES))
+        offset = self._builder.add(self._builder.mul(stride, ir.Constant(_I64, r)), ir.Constant(_I64, v * self._lanes))
         if more is not None:
             offset = self._builder.add(offset, more)
-        return self._pointer(address, offset, 4, _VECTOR)
+        return self._pointer(address, offset, 4, self._vector)
 
     def _scalar_at(self, address: Any, r: int, stride: Any, k: Any) -> Any:
         offset = self._builder.add(self._builder.mul(stride, ir.Constant(_I64, r)), k)
         return self._builder.load(self._pointer(address, offset, 4, _F32), align=4)
 
-    def _fold(self, sums: list[Any], distance: int) -> Any:
-        """Adds up what is `distance` lanes apart in each vector, then half as far, ..., till all fit in one vector.
+    def _fold(self, sums: list[Any]) -> Any:
+        """CHAINS vectors, of each key all chains side by side -> one, of each key (0 + 2) + (1 + 3)
 
         Where a lane's number has the bit `distance`, it is of the second half of `sums`: most stays in its lane.
         """
-        builder = self._builder
+        builder, distance = self._builder, CHAINS // 2
         while len(sums) > 1:
             kept = [i + (LANES if i & distance else 0) for i in range(LANES)]
             moved = [i + (LANES - distance if i & distance else distance) for i in range(LANES)]
@@ -183,18 +211,16 @@ class _Tile:
         return sums[0]
 
     def _fetch_rows(self, ahead: Any, first: Any, depth: Any) -> None:
-        """Rows `first`, first + 4, ... of a vector's worth of them"""
+        """Rows `first`, first + CHAINS, ... of a vector's worth of them"""
         builder = self._builder
-        places = [
-            self._row_at(ahead, builder.add(first, ir.Constant(_I64, i))) for i in range(0, LANES, _LANES_OF_A_SHUFFLE)
-        ]
+        places = [self._row_at(ahead, builder.add(first, ir.Constant(_I64, i))) for i in range(0, LANES, CHAINS)]
         step = ir.Constant(_I64, _LINE_BYTES // self._bytes)
         with cgutils.for_range_slice(builder, ir.Constant(_I64, 0), depth, step, intp=_I64) as (d, _):
             for place in places:
                 self._fetch(place, d)
 
     def _fetch_columns(self, row: Any, first: Any, num_vectors: int) -> None:
-        for line in range(0, num_vectors * LANES * self._bytes, _LINE_BYTES):
+        for line in range(0, num_vectors * self._lanes * self._bytes, _LINE_BYTES):
             self._fetch(row, self._builder.add(first, ir.Constant(_I64, line // self._bytes)))
 
     def _fetch(self, row: Any, column: Any) -> None:
@@ -207,7 +233,7 @@ class _Tile:
 
     def _load(self, row: Any, column: Any) -> Any:
         values = self._builder.load(self._pointer(row, column, self._bytes, self._narrow), align=self._bytes)
-        return as_floats(self._builder, self._dtype, values, LANES)
+        return as_floats(self._builder, self._dtype, values, self._lanes)
 
     def _row_at(self, addresses: Any, index: Any) -> Any:
         return self._builder.add(self._builder.load(self._pointer(addresses, index, 8, _I64), align=8), self._offset)
@@ -217,16 +243,15 @@ class _Tile:
         return self._builder.inttoptr(byte, what.as_pointer())
 
     def _cell(self) -> Any:
-        cell = cgutils.alloca_once(self._builder, _VECTOR)
-        self._builder.store(ir.Constant(_VECTOR, None), cell)
+        cell = cgutils.alloca_once(self._builder, self._vector)
+        self._builder.store(ir.Constant(self._vector, None), cell)
         return cell
 
     def _spread(self, scalar: Any) -> Any:
-        undefined, lane = ir.Constant(_VECTOR, ir.Undefined), ir.Constant(_I32, 0)
-        everywhere = ir.Constant(ir.VectorType(_I32, LANES), None)
-        return self._builder.shuffle_vector(
-            self._builder.insert_element(undefined, scalar, lane), undefined, everywhere
-        )
+        undefined, lane = ir.Constant(self._vector, ir.Undefined), ir.Constant(_I32, 0)
+        everywhere = ir.Constant(ir.VectorType(_I32, self._lanes), None)
+        one = self._builder.insert_element(undefined, scalar, lane)
+        return self._builder.shuffle_vector(one, undefined, everywhere)
 
     def _fuse(self, cell: Any, a: Any, b: Any) -> None:
         """cell += a * b"""

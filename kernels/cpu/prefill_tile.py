@@ -1,0 +1,135 @@
+"""The register tiles of attention over staged keys and values: TILE_ROWS queries against TILE_COLUMNS columns."""
+
+from typing import Any
+
+from kvasir.kernels.cpu.compiling import IS_WIDE, cgutils, intrinsic, ir, strict, types
+from kvasir.kernels.cpu.simd import LANES, TILE_ROWS
+from kvasir.kernels.cpu.softmax import CHAINS
+
+# With the sums of all rows in registers; those of two chains, and of two more that are done.
+TILE_COLUMNS, _SCORE_COLUMNS = (4 * LANES, 2 * LANES) if IS_WIDE else (2 * LANES, LANES)
+
+_FUSE = ("contract",)  # one fused multiply-add
+_F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+_VECTOR = ir.VectorType(_F32, LANES)
+
+
+def _multiplies(adds: bool) -> Any:
+    def multiply(typing: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, c: Any, c_stride: Any, depth: Any) -> Any:
+        """c[R, C] (+)= a[R, depth] @ b[depth, C], by address, floats a row. R = TILE_ROWS, C = TILE_COLUMNS"""
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            tile = _Tile(builder, TILE_COLUMNS, *arguments)
+            tile.store(*tile.chains((0,), 1, tile.loaded() if adds else None))
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 7), codegen
+
+    return intrinsic(multiply)
+
+
+_multiply_tile, _add_tile = _multiplies(False), _multiplies(True)
+
+
+@intrinsic
+def _score_tile(typing: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, c: Any, c_stride: Any, depth: Any) -> Any:
+    """c[R, C] = a[R, depth] @ b[depth, C], each sum in CHAINS. C = _SCORE_COLUMNS, depth: a multiple of CHAINS"""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        tile = _Tile(builder, _SCORE_COLUMNS, *arguments)
+        even, odd = (tile.added(*tile.chains((first, first + 2), CHAINS)) for first in range(2))
+        tile.store(tile.added(even, odd))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 7), codegen
+
+
+class _Tile:
+    """Writes the LLVM code of one tile. `sums` are vectors, row by row."""
+
+    def __init__(self, builder: Any, num_columns: int, a: Any, a_stride: Any, b: Any, b_stride: Any, c: Any,
+                 c_stride: Any, depth: Any) -> None:  # fmt: skip
+        self._builder, self._depth, self._vectors = builder, depth, range(num_columns // LANES)
+        self._a, self._b, self._c = (builder.inttoptr(address, _F32.as_pointer()) for address in (a, b, c))
+        self._a_stride, self._b_stride, self._c_stride = a_stride, b_stride, c_stride
+
+    def chains(self, firsts: tuple[int, ...], step: int, sums: list[Any] | None = None) -> list[list[Any]]:
+        """For each of `firsts`: `sums` and the products of k = first, first + step, ..., one after the other"""
+        builder, width = self._builder, len(self._vectors)
+        starts = sums or [ir.Constant(_VECTOR, None)] * (TILE_ROWS * width)
+        cells = [[cgutils.alloca_once(builder, _VECTOR) for _ in starts] for _ in firsts]
+        for chain in cells:
+            for value, cell in zip(starts, chain, strict=True):
+                builder.store(value, cell)
+        zero, stride = ir.Constant(_I64, 0), ir.Constant(_I64, step)
+        with cgutils.for_range_slice(builder, zero, self._depth, stride, intp=_I64) as (start, _):
+            for first, chain in zip(firsts, cells, strict=True):
+                k = builder.add(start, ir.Constant(_I64, first))
+                columns = [builder.load(self._at(self._b, k, self._b_stride, v), align=4) for v in self._vectors]
+                for r in range(TILE_ROWS):
+                    scalar = self._spread(r, k)
+                    for column, cell in zip(columns, chain[r * width : (r + 1) * width], strict=True):
+                        product = builder.fmul(scalar, column, flags=_FUSE)
+                        builder.store(builder.fadd(builder.load(cell), product, flags=_FUSE), cell)
+        return [[builder.load(cell) for cell in chain] for chain in cells]
+
+    def added(self, sums: list[Any], others: list[Any]) -> list[Any]:
+        return [self._builder.fadd(*pair) for pair in zip(sums, others, strict=True)]
+
+    def loaded(self) -> list[Any]:
+        return [self._builder.load(place, align=4) for place in self._places()]
+
+    def store(self, sums: list[Any]) -> None:
+        for value, place in zip(sums, self._places(), strict=True):
+            self._builder.store(value, place, align=4)
+
+    def _places(self) -> list[Any]:
+        rows = [ir.Constant(_I64, r) for r in range(TILE_ROWS)]
+        return [self._at(self._c, row, self._c_stride, v) for row in rows for v in self._vectors]
+
+    def _spread(self, r: int, k: Any) -> Any:
+        """a[r, k] in all lanes"""
+        builder = self._builder
+        offset = builder.add(builder.mul(ir.Constant(_I64, r), self._a_stride), k)
+        undefined, lane = ir.Constant(_VECTOR, ir.Undefined), ir.Constant(_I32, 0)
+        one = builder.insert_element(undefined, builder.load(builder.gep(self._a, [offset])), lane)
+        return builder.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(_I32, LANES), None))
+
+    def _at(self, base: Any, row: Any, stride: Any, v: int) -> Any:
+        builder = self._builder
+        offset = builder.add(builder.mul(row, stride), ir.Constant(_I64, v * LANES))
+        return builder.bitcast(builder.gep(base, [offset]), _VECTOR.as_pointer())
+
+
+@strict
+def multiply(a: Any, b: Any, c: Any) -> None:
+    """c[R, C] = a[R, K] @ b[K, C], k by k. R is a multiple of TILE_ROWS, C of TILE_COLUMNS; a row lies in one piece."""
+    for column in range(0, c.shape[1], TILE_COLUMNS):
+        for row in range(0, c.shape[0], TILE_ROWS):
+            _multiply_tile(*_places(a, b, c, row, column), a.shape[1])
+
+
+@strict
+def multiply_add(a: Any, b: Any, c: Any) -> None:
+    """c += a @ b, as `multiply` has it"""
+    for column in range(0, c.shape[1], TILE_COLUMNS):
+        for row in range(0, c.shape[0], TILE_ROWS):
+            _add_tile(*_places(a, b, c, row, column), a.shape[1])
+
+
+@strict
+def score(queries: Any, keys: Any, width: Any, scores: Any) -> None:
+    """scores[R, : width] = queries[R, D] @ keys[D, : width]. R is a multiple of TILE_ROWS, `width` of TILE_COLUMNS"""
+    for column in range(0, width, _SCORE_COLUMNS):
+        for row in range(0, scores.shape[0], TILE_ROWS):
+            _score_tile(*_places(queries, keys, scores, row, column), queries.shape[1])
+
+
+@strict
+def _places(a: Any, b: Any, c: Any, row: Any, column: Any) -> Any:
+    """Of a tile, with floats a row"""
+    a_stride, b_stride, c_stride = a.strides[0], b.strides[0], c.strides[0]
+    return (
+        a.ctypes.data + row * a_stride, a_stride // 4, b.ctypes.data + 4 * column, b_stride // 4,
+        c.ctypes.data + row * c_stride + 4 * column, c_stride // 4,
+    )  # fmt: skip
