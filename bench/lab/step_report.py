@@ -112,19 +112,21 @@ class Profile:
 def write_results(
     folder: Path, about: Mapping[str, Any], measured: Sequence[Measured], profiles: Sequence[Profile]
 ) -> str:
-    """What earlier runs found of other cases and forms stays. -> the page"""
+    """What earlier runs found of other cases and forms stays, and so does what was written about it. -> the page"""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "step.json"
     earlier = json.loads(file.read_text()) if file.exists() else {"measured": [], "profiles": []}
+    words: list[str] = earlier.get("words", [])
     by_case = {(one.case, one.form): one for one in [*map(Measured.from_json, earlier["measured"]), *measured]}
     by_form = {one.form: one for one in [*(Profile(**one) for one in earlier["profiles"]), *profiles]}
     everything = {
         "machine": dict(about),
         "measured": [asdict(one) for one in by_case.values()],
         "profiles": [asdict(one) for one in by_form.values()],
+        "words": words,
     }
     file.write_text(json.dumps(everything, indent=1) + "\n")
-    text = as_markdown(about, list(by_case.values()), list(by_form.values()))
+    text = "\n".join([as_markdown(about, list(by_case.values()), list(by_form.values())), *words])
     file.with_suffix(".md").write_text(text)
     return text
 

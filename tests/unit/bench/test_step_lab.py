@@ -54,6 +54,14 @@ def test_another_run_replaces_what_it_measures_and_keeps_the_rest(tmp_path: Path
     assert text == (tmp_path / "step.md").read_text()
 
 
+def test_what_was_written_about_the_figures_stays(tmp_path: Path) -> None:
+    write_results(tmp_path, {}, [], [])
+    file = tmp_path / "step.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"words": ["In plain words."]}))
+    for _ in range(2):
+        assert write_results(tmp_path, {}, [], []).endswith("\nIn plain words.")
+
+
 def test_a_run_measures_every_form_and_where_steps_go(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
