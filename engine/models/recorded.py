@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir.engine.batch import BatchInputs
+from kvasir.kernels.arrays import array_of
 from kvasir.kernels.backend import is_triton
 
 if TYPE_CHECKING:
@@ -147,4 +148,4 @@ def _first(batch: BatchInputs, num_sequences: int) -> BatchInputs:
 def _inputs(residual: Tensor, batch: BatchInputs) -> list[NDArray[Any]]:
     """What the layers read, as arrays in the same memory: torch takes several times as long to copy so little."""
     ropes = [part for rope in batch.ropes for part in rope]
-    return [each.numpy() for each in (residual, *ropes, batch.slot_mapping, batch.block_tables, batch.seq_lens)]
+    return [array_of(each) for each in (residual, *ropes, batch.slot_mapping, batch.block_tables, batch.seq_lens)]

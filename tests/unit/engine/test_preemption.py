@@ -2,6 +2,7 @@
 
 from kvasir.engine.engine import Engine
 from kvasir.engine.open_plan import OpenPlan
+from kvasir.engine.preemption import Choice, Way
 from kvasir.engine.request import Phase
 from kvasir.engine.step import Chunk
 from tests.fakes import fake_tokens
@@ -91,3 +92,24 @@ def test_room_above_the_cached_part_is_counted_right() -> None:
     engine.check_invariants()
     assert engine.stats().num_waiting == 1
     assert len(outputs_of(run(engine), "same")[0]) == 1
+
+
+def test_a_cheap_one_of_higher_priority_does_not_give_way_for_a_dear_one_of_the_lowest() -> None:
+    engine = make_engine(policy="priority")
+    urgent, cheap = make_request("urgent", [1] * 4), make_request("cheap", [2] * 5, priority=1)
+    dear = make_request("dear", [3] * 9, priority=2)
+    for request in (urgent, cheap, dear):
+        engine.submit(request)
+    engine.step()
+    engine.scheduler.choose_way = lambda loss, rates, num_host: Choice(Way.RECOMPUTE, 1.0 * (loss.num_tokens > 5))
+    assert engine.scheduler._choose_victim(urgent) == (dear, Way.RECOMPUTE)
+
+
+def test_what_is_still_here_when_it_comes_back_is_not_waited_for() -> None:
+    """None of its blocks is missing, so that no transfer will ever say that it is done."""
+    engine, request = make_engine(), make_request("r", list(range(9)))
+    engine.submit(request)
+    first = engine.step()
+    request.num_stored_tokens = 8
+    engine.scheduler._preempt(request, Way.FETCH)
+    assert outputs_of([first, *run(engine)], "r")[0] == fake_tokens(list(range(9)), 8, hash_of("r"))

@@ -211,7 +211,7 @@ def test_the_position_is_the_number_of_tokens_before() -> None:
 
 
 def test_another_seed_is_another_draw() -> None:
-    """As if nobody had asked for it, the seed used to be ignored where drafts are verified."""
+    """Also where drafts are to be verified."""
     logits = torch.zeros(1, VOCAB)
     assert len({token(logits, request(temperature=1.0, seed=seed)) for seed in range(20)}) > 5
     drafts = {RequestId("r"): [0]}
