@@ -105,7 +105,8 @@ test-fuzz: $(VENV)/test-installed
 
 .PHONY: test-fuzz-engine
 test-fuzz-engine: $(VENV)/test-installed
-	FUZZ_EXAMPLES=10000 $(BIN)/python -m pytest --timeout 3600 tests/unit/engine/test_fuzz.py $(ARGS)
+	FUZZ_EXAMPLES=10000 $(BIN)/python -m pytest --timeout 3600 tests/unit/engine/test_fuzz.py \
+	  tests/unit/engine/test_real_fuzz.py $(ARGS)
 
 .PHONY: test-speculation
 test-speculation: $(VENV)/test-installed
