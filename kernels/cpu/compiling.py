@@ -82,8 +82,11 @@ def compiled(function: _Function) -> _Function:
 
 
 def strict(function: _Function) -> _Function:
-    """A helper of a loop whose results must be the same on every machine, to the last bit."""
-    return cast(_Function, numba.njit(nogil=True, error_model="numpy")(function))
+    """A helper of a loop whose results must be the same on every machine, to the last bit.
+
+    It says so, or it would be as relaxed as what happens to be compiled first of all that calls it.
+    """
+    return cast(_Function, numba.njit(nogil=True, error_model="numpy", fastmath=False)(function))
 
 
 def loop(function: Callable[[Any], None]) -> Loop:
