@@ -21,7 +21,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._num_gathered_bytes = 0  # that have come to nothing yet
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(GatheringTransport(transport, self._outbox))
+        self._gathering = GatheringTransport(transport, self._outbox)
+        super().connection_made(self._gathering)
+
+    def eof_received(self) -> None:
+        """Whoever has nothing more to ask may still read; but after this, the transport closes itself."""
+        self._gathering.flush()
 
     def data_received(self, data: bytes) -> None:
         self._num_gathered_bytes += len(data)

@@ -116,3 +116,15 @@ async def test_what_must_be_another_protocol_is_refused(port: int, sent: bytes) 
     answer = await answer_to(port, sent, CLOSING)
     assert answer.count(b"HTTP/1.1 ") == 1
     assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+async def test_a_client_that_ends_its_side_is_answered(port: int) -> None:
+    """What is gathered goes out before the connection closes by itself: as `nc -N` asks."""
+    for _ in range(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        writer.write_eof()
+        async with asyncio.timeout(20):
+            answer = await read_to_end(reader)
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 200 ")
