@@ -18,13 +18,18 @@ def join_address(host: str, port: int) -> str:
 
 
 def why_not_bindable(host: str, port: int) -> str | None:
-    """None if a server could listen there; else what the system says."""
+    """None if a server could listen there, at one of the addresses that `host` has; else what the system says."""
+    reason = "it has no address"
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-            sock.listen(1)
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            try:
+                with socket.socket(family, kind, protocol) as sock:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    sock.bind(address)
+                    sock.listen(1)
+                return None
+            except OSError as error:
+                reason = error.strerror or str(error)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no name of a host"
+    return reason

@@ -35,9 +35,10 @@ def _as_list(value: Any) -> Any:
 
 def _as_keys(value: Any) -> Any:
     """An empty text is a variable that somebody forgot to set; taken for no keys at all, it would let anybody in."""
-    if value == "":
+    keys = _as_list(value)
+    if keys == [] and isinstance(value, str) and not value.lstrip().startswith("["):
         raise ValueError("an empty text is no key; where anybody may ask, leave the option out")
-    return _as_list(value)
+    return keys
 
 
 Words = Annotated[list[Annotated[str, Field(min_length=1)]], NoDecode, BeforeValidator(_as_list)]

@@ -108,7 +108,8 @@ def bound_socket(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         listener.close()
-        raise OSError(f"cannot listen on {join_address(host, port)}: {error.strerror or error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise OSError(f"cannot listen on {join_address(host, port)}: {reason}") from error
     return listener

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio
@@ -208,6 +209,22 @@ def test_free_ports_are_different_and_free() -> None:
 
 def test_why_not_bindable_names_the_reason() -> None:
     assert why_not_bindable("192.0.2.1", 8000) == "Cannot assign requested address"
+    assert why_not_bindable("a..b", 8000) == "it is no name of a host"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert why_not_bindable("127.0.0.1", port) == why_not_bindable("0.0.0.0", port) == "Address already in use"
+        assert why_not_bindable("127.0.0.1", 0) is None
+
+
+def test_one_address_of_a_host_that_is_free_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As servers take it: a name may stand for an IPv6 address too, on a machine that has none."""
+    stream = socket.SOCK_STREAM
+    addresses: Any = [
+        (socket.AF_INET, stream, 6, "", ("192.0.2.1", 0)),
+        (socket.AF_INET, stream, 6, "", ("127.0.0.1", 0)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: addresses)
+    assert why_not_bindable("both", 0) is None
 
 
 async def test_http_status_of_nobody_and_of_somebody_who_does_not_answer() -> None:

@@ -119,7 +119,8 @@ def test_a_key_that_was_not_set_lets_nobody_in(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert Config.load(["--api-key", "a", "--api-key", "b"]).api_key == ["a", "b"]
-    assert "an empty text is no key" in refusal(["--api-key", ""], capsys)
+    for nothing in ("", ",", ",,"):
+        assert "an empty text is no key" in refusal(["--api-key", nothing], capsys)
     monkeypatch.setenv("KVASIR_TRIAL_API_KEY", "")
     assert "an empty text is no key" in refusal([], capsys)
 
