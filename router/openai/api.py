@@ -106,12 +106,8 @@ class OpenAIApi:
         """What needs no tokenizer."""
         if body.model not in self.model_names:
             raise ModelNotFound(body.model)
-        if (options := body.stream_options) is not None:
-            if not body.stream:
-                raise InvalidRequest("'stream_options' wants 'stream' to be true", "stream_options", "invalid_value")
-            if options.include_obfuscation:
-                param = "stream_options.include_obfuscation"
-                raise InvalidRequest(f"'{param}' is not supported", param, "unsupported_parameter")
+        if body.stream_options is not None and not body.stream:
+            raise InvalidRequest("'stream_options' wants 'stream' to be true", "stream_options", "invalid_value")
         if body.prompt_logprobs is not None and body.stream:
             raise InvalidRequest("'prompt_logprobs' cannot be streamed", "prompt_logprobs", "invalid_value")
         for param, number in ((logprobs_param, body.num_logprobs), ("prompt_logprobs", body.prompt_logprobs)):

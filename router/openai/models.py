@@ -16,9 +16,6 @@ TokenIds = list[Annotated[int, Field(ge=0, le=_INT32_MAX)]]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 MAX_CHOICES = 128  # in one request, over all its prompts
 MAX_TOOLS = 512
-Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
-]
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.\-]{1,128}$")]
 
 
@@ -40,7 +37,7 @@ def one_of(shapes: str) -> WrapValidator:
 
 class StreamOptions(Body):
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None  # of the lengths of events: there is none
+    include_obfuscation: bool | None = None  # padding of events, which OpenAI adds unless told not to: there is none
     continuous_usage_stats: bool | None = None
     # For so long the generation goes on after its client has gone, who may come back: see kept_streams.py
     resume_grace_s: Annotated[Finite, Field(gt=0)] | None = None
@@ -86,7 +83,7 @@ class GenerationBody(Body):
 
     # These change nothing.
     user: str | None = None
-    metadata: Metadata | None = None
+    metadata: dict[str, Any] | None = None
     store: bool | None = None  # but in responses
     service_tier: Annotated[str, Field(max_length=64)] | None = None
     safety_identifier: str | None = None

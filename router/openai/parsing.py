@@ -24,7 +24,7 @@ ACCEPTED = frozenset(
 # What would change the answer but cannot be had here, and which values of it ask for nothing.
 _ONLY_IF_EMPTY = (
     *("tools", "functions", "suffix", "use_beam_search", "documents", "audio", "prompt_embeds"),
-    *("moderation", "web_search_options", "context_management", "repetition_detection", "thinking_token_budget"),
+    *("moderation", "context_management", "repetition_detection"),
     *("watermarking", "logprob_token_ids", "return_tokens_as_token_ids", "return_token_offsets"),
     *("truncate_prompt_tokens", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("logits_processors", "chat_template"),  # a template is a program: the operator's alone
@@ -33,6 +33,7 @@ UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(_ONLY_IF_EMPTY, lambda value: not value),
     **dict.fromkeys(["tool_choice", "function_call"], lambda value: value in ("none", "auto")),
     **dict.fromkeys(["best_of", "length_penalty"], lambda value: value == 1),
+    **dict.fromkeys(["web_search_options", "thinking_token_budget"], lambda value: False),  # {} searches; 0: no thought
     "modalities": lambda value: value == ["text"],
 }
 

@@ -21,13 +21,12 @@ from kvasir.router.openai.errors import (
     status_of,
 )
 from kvasir.router.openai.generation import ChoiceDelta
-from kvasir.router.openai.models import ChatBody
 from kvasir.router.openai.responses.body import ResponsesBody
 from kvasir.router.openai.responses.items import ChatMessage, Item, check_outputs, input_items, messages_of
 from kvasir.router.openai.responses.outputs import Event
 from kvasir.router.openai.responses.references import as_shown, with_referenced
-from kvasir.router.openai.responses.request import chat_body, named_as_given
 from kvasir.router.openai.responses.store import ResponseStore, StoredResponse
+from kvasir.router.openai.responses.truncation import asked_with_what_fits
 from kvasir.router.openai.responses.writer import ResponseWriter
 from kvasir.router.openai.serving import Endpoint, Generation
 from kvasir.router.openai.sse import event
@@ -116,9 +115,8 @@ class ResponsesApi:
     async def input_tokens(self, request: Request) -> Response:
         """How long the prompt of such a request is."""
         body = await self._api.serving.body_of(request, ResponsesBody)
-        _, _, chat = await self._read(current_tenant.get().owner, body)
-        with named_as_given():
-            prompt, _, _ = await self._api.chat_prompt(chat)
+        _, messages = await self._read(current_tenant.get().owner, body)
+        _, (prompt, _, _) = await asked_with_what_fits(self._api, body, messages, self._api.chat_prompt)
         return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
 
     @answering
@@ -153,22 +151,22 @@ class ResponsesApi:
     async def _prepare(
         self, owner: str, body: ResponsesBody, record: RequestRecord, origin: StreamOrigin
     ) -> Generation:
-        items, messages, chat = await self._read(owner, body)
-        with named_as_given():
-            _, begun = await self._api.begin_chat(chat, record, origin)
+        items, messages = await self._read(owner, body)
+        messages, (_, begun) = await asked_with_what_fits(
+            self._api, body, messages, lambda chat: self._api.begin_chat(chat, record, origin)
+        )
         kept = None if body.store is False else Kept(self._store, owner, as_shown(items, origin.response_id), messages)
         writer = ResponseWriter(body, begun.envelope, self._api.tokenizer)
         return Generation(ResponseAnswer(writer, kept), begun)
 
-    async def _read(self, owner: str, body: ResponsesBody) -> tuple[list[Item], list[ChatMessage], ChatBody]:
-        """Its items, the conversation with them, and the request that this is of a chat."""
+    async def _read(self, owner: str, body: ResponsesBody) -> tuple[list[Item], list[ChatMessage]]:
+        """Its items, and the conversation with them."""
         _check_supported(body)
         items = await with_referenced(input_items(body.input), self._store, owner)
         _check_depth(body, items)
         messages = [*await self._history(owner, body.previous_response_id), *messages_of(items)]
         check_outputs(messages)
-        with named_as_given():
-            return items, messages, chat_body(body, messages)
+        return items, messages
 
     async def _history(self, owner: str, previous_response_id: str | None) -> list[ChatMessage]:
         if previous_response_id is None:
@@ -209,8 +207,6 @@ def _list_of(items: list[Item], query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _check_supported(body: ResponsesBody) -> None:
-    if body.truncation == "auto":
-        raise _unsupported("truncation", "'truncation' can only be 'disabled'")
     for name in ("background", "conversation", "prompt", "prompt_logprobs", "return_token_ids"):
         if (value := getattr(body, name)) is not None and value is not False:
             raise _unsupported(name, f"'{name}' is not supported")

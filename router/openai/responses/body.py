@@ -8,6 +8,9 @@ from kvasir.router.openai.models import MAX_TOOLS, Body, GenerationBody, ToolNam
 from kvasir.router.openai.shapes import Nothing, ResponseInput
 
 _INT32_MAX = 2**31 - 1
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
 
 # Only logprobs can be had; the others are of tools that are not here, or are there in any case.
 Includable = Literal[
@@ -73,6 +76,7 @@ class ResponsesBody(GenerationBody):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     include: Annotated[list[Includable], Field(max_length=32)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
+    metadata: Metadata | None = None  # told again
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

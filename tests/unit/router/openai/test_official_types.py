@@ -100,9 +100,10 @@ async def test_completions(talking_router: Router, body: dict[str, Any]) -> None
         {"text": {"format": {"type": "json_object"}, "verbosity": "low"}},
         {"tools": TOOLS, "tool_choice": NAMED}, {"tools": TOOLS, "tool_choice": STEER}, {"truncation": "disabled"},
         {"reasoning": {"effort": "low", "summary": "auto"}}, {"metadata": {"a": "b"}, "max_tool_calls": 3, "user": "u"},
+        {"truncation": "auto"},
         {"instructions": "Be brief.", "service_tier": "flex", "safety_identifier": "s", "prompt_cache_key": "k"},
     ],
-    ids=range(12),
+    ids=range(13),
 )  # fmt: skip
 async def test_responses(talking_router: Router, body: dict[str, Any]) -> None:
     whole = (await talking_router.post("/v1/responses", input="hi", **body)).json()

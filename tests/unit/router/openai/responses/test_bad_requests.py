@@ -38,7 +38,8 @@ async def test_unknown_fields_are_ignored_and_counted(router: Router) -> None:
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "middle"}, "truncation"),
+        ({"web_search_options": {}}, "web_search_options"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"metadata": {"a": 1}}, "metadata"),
@@ -52,7 +53,7 @@ async def test_unknown_fields_are_ignored_and_counted(router: Router) -> None:
         ({"tool_choice": {"type": "custom", "name": "x"}}, "tool_choice"),
         ({"n": 2}, "n"),
         ({"prompt_logprobs": 0}, "prompt_logprobs"),
-        ({"stream_options": {"include_obfuscation": True}}, "stream_options"),
+        ({"stream_options": {"include_obfuscation": 1}}, "stream_options"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 7}}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
         (
@@ -63,7 +64,7 @@ async def test_unknown_fields_are_ignored_and_counted(router: Router) -> None:
             "tools[0].parameters",
         ),
     ],
-    ids=range(34),
+    ids=range(35),
 )
 async def test_what_cannot_be_had_is_a_400(router: Router, body: dict[str, Any], param: str) -> None:
     for stream in (False, True):
