@@ -37,6 +37,7 @@ help:
 	@echo 'make test-fuzz    100,000 inputs of garbage at every port, file and value: long'
 	@echo 'make test-fuzz-engine  10,000 random workloads through the scheduler: minutes'
 	@echo 'make test-speculation  drafts against transformers on the built-in model, and through a cluster'
+	@echo 'make test-cuts    models of integers, cut in every way, and with a node killed: nothing changes'
 	@echo 'make test-mutations    every Triton kernel with mistakes put in, which the tests must notice; all of them compiled'
 	@echo 'make test-gpu     the Triton kernels and the engine at full size; wants a CUDA GPU'
 	@echo 'make test-gemma   Gemma 3 270M against transformers; downloads 250 MB under the terms of its licence'
@@ -111,6 +112,10 @@ test-fuzz-engine: $(VENV)/test-installed
 .PHONY: test-speculation
 test-speculation: $(VENV)/test-installed
 	$(BIN)/python -m pytest -m full tests/unit/engine/speculation tests/e2e/test_speculation.py $(ARGS)
+
+.PHONY: test-cuts
+test-cuts: $(VENV)/test-installed
+	$(BIN)/python -m pytest -m 'full or not full' tests/unit/engine/test_integer_model.py tests/e2e/test_integer_model.py $(ARGS)
 
 .PHONY: test-mutations
 test-mutations: $(VENV)/test-installed
