@@ -80,12 +80,11 @@ class StepLab:
     def measure(self, case: Case, num_rounds: int, floors: Floors) -> list[Measured]:
         batch = self.batch(case)
         times_s: dict[str, list[float]] = {form: [] for form in self.models}
-        first = 1 if case.num_tokens == 1 else 0  # a step of decodes is recorded when it is first run
-        for _ in range(first + num_rounds):
+        for _ in range(1 + num_rounds):  # at first, loops are loaded and steps of decodes recorded
             for form, taken in times_s.items():
                 taken.append(_seconds(partial(self.step, form, batch)))
         return [
-            Measured(case.name, form, statistics.median(taken[first:]), floor_s(self.work, form, floors, case), floors)
+            Measured(case.name, form, statistics.median(taken[1:]), floor_s(self.work, form, floors, case), floors)
             for form, taken in times_s.items()
         ]
 
