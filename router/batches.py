@@ -24,7 +24,7 @@ class Batches(Generic[T, A]):
             answer.cancel()
             return answer
         self._next.append((one, answer))
-        if self._sending is None:
+        if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send_all())
         return answer
 
@@ -33,6 +33,7 @@ class Batches(Generic[T, A]):
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)
+        self._give_up([])
 
     async def _send_all(self) -> None:
         while self._next:
@@ -40,16 +41,19 @@ class Batches(Generic[T, A]):
             waiting = [answer for _, answer in batch]
             try:
                 answers = await self._send([one for one, _ in batch])
+                for left, answer in zip(waiting, answers, strict=True):
+                    if not left.done():  # whoever asked may have gone
+                        left.set_result(answer)
             except Exception as error:
                 for left in waiting:
                     if not left.done():
                         left.set_exception(error)
-            except BaseException:
-                for left in (*waiting, *(answer for _, answer in self._next)):
-                    left.cancel()
+            except BaseException:  # we are cancelled, or the call was, with what carries it
+                self._give_up(waiting)
                 raise
-            else:
-                for left, answer in zip(waiting, answers, strict=True):
-                    if not left.done():  # whoever asked may have gone
-                        left.set_result(answer)
-        self._sending = None
+
+    def _give_up(self, waiting: Sequence[asyncio.Future[A]]) -> None:
+        """These, and whoever waits for the next call."""
+        coming, self._next = self._next, []
+        for left in (*waiting, *(answer for _, answer in coming)):
+            left.cancel()

@@ -46,3 +46,33 @@ async def test_who_waits_when_it_is_closed_waits_no_longer() -> None:
     for answer in (first, second, batches.add(3)):
         with pytest.raises(asyncio.CancelledError):
             await answer
+
+
+async def test_who_asks_just_before_it_is_closed_does_not_wait() -> None:
+    async def echo(numbers: Sequence[int]) -> Sequence[int]:
+        return numbers
+
+    batches = Batches(echo)
+    answer = batches.add(1)
+    await batches.close()
+    assert answer.cancelled()
+
+
+async def test_a_call_that_is_cancelled_or_answered_wrongly_is_not_the_last() -> None:
+    faults: list[BaseException | None] = [asyncio.CancelledError(), None]
+
+    async def send(numbers: Sequence[int]) -> Sequence[int]:
+        if not faults:
+            return numbers
+        if (fault := faults.pop(0)) is not None:
+            raise fault
+        return []
+
+    batches = Batches(send)
+    async with asyncio.timeout(5):
+        first = batches.add(1)
+        await asyncio.wait([first])
+        assert first.cancelled()
+        with pytest.raises(ValueError, match="shorter"):
+            await batches.add(2)
+        assert await batches.add(3) == 3
