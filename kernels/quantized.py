@@ -9,6 +9,7 @@ from torch import Tensor
 # Shapes: O outputs  I inputs  G groups of inputs = ceil(I / group_size)
 
 GROUP_SIZE = 32  # where we choose: blocks as those of q8_0 and q4_1
+_LARGEST_ZERO = 65000.0  # a float16 holds it, with a scale that was rounded, too
 _SMALLEST_SCALE = 2.0**-14  # a float16 keeps 11 bits down to here; weights that small make no difference
 
 
@@ -73,8 +74,9 @@ def quantize(weight: Tensor, bits: int, group_size: int = GROUP_SIZE) -> Grouped
         scales = _scales(torch.maximum(-least, greatest) / 127)
         codes = (groups / scales.float()[..., None]).round_().clamp_(-127, 127).to(torch.int8)
     else:
-        scales = _scales((greatest - least) / 15)
-        zeros = (-least / scales.float()).clamp_(-65504, 65504).half()
+        span, size = greatest - least, torch.maximum(-least, greatest)
+        scales = _scales(torch.maximum(span / 15, size / _LARGEST_ZERO))
+        zeros = (-least / scales.float()).half()
         codes = groups / scales.float()[..., None]
         codes = codes.add_(zeros.float()[..., None]).round_().clamp_(0, 15).to(torch.uint8)
     return GroupedWeight(bits, group_size, codes.view(num_outputs, -1)[:, :num_inputs], scales, zeros)

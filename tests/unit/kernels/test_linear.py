@@ -88,6 +88,15 @@ def test_weights_of_nothing_stay_nothing(bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("far", [7.0, -7.0, 300.0])
+def test_groups_far_from_0_stay_there(far: float, bits: int) -> None:
+    """All the same, or next to it; a group may be a single input, as the last of these rows is."""
+    for spread in (0.0, 1e-3):
+        weight = far + spread * torch.rand(3, 33)
+        torch.testing.assert_close(quantize(weight, bits).dequantized(), weight, rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_weights_that_are_not_finite_are_refused(bits: int, bad: float) -> None:
     weight = torch.randn(3, 40)
