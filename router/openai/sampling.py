@@ -117,9 +117,9 @@ def _logit_bias(bias: dict[str, float], limits: ClusterLimits) -> tuple[tuple[in
     for key in bias:
         if not (key.isascii() and key.isdigit() and len(key) < 10):
             raise InvalidRequest(f"'logit_bias': {key[:40]!r} is no token id", "logit_bias", "invalid_token_id")
-    token_ids = [int(key) for key in bias]
-    _check_ids(token_ids, limits, "logit_bias")
-    return tuple(sorted(zip(token_ids, bias.values(), strict=True)))
+    of_tokens = {int(key): value for key, value in bias.items()}  # "05" is 5, too: none may come twice
+    _check_ids(list(of_tokens), limits, "logit_bias")
+    return tuple(sorted(of_tokens.items()))
 
 
 def _bad_words(words: Sequence[str], tokenizer: TextTokenizer) -> tuple[tuple[int, ...], ...]:

@@ -54,6 +54,12 @@ async def test_sampling_reaches_the_nodes(router: Router, ask: str) -> None:
     assert sampling.stop_token_ids == {11, END, tokenizer_eos}
 
 
+async def test_a_token_has_one_bias(router: Router) -> None:
+    """Nodes count on it: on a GPU, of two the one or the other would be added."""
+    await router.complete(logit_bias={"5": 1, "7": 2, "05": 3})
+    assert router.dispatcher.requests[0].sampling.logit_bias == ((5, 3), (7, 2))
+
+
 async def test_ignore_eos_ignores_them_all(router: Router) -> None:
     await router.complete(ignore_eos=True, stop_token_ids=[11])
     assert router.dispatcher.requests[0].sampling.stop_token_ids == {11}
