@@ -14,7 +14,7 @@ from typing import IO
 
 _START_TIMEOUT_S = 30.0
 _MAX_ANSWER_BYTES = 1 << 30
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG")  # no keys and no secrets
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "TZ")  # no keys and no secrets
 
 
 class FramedProcess:

@@ -1,5 +1,6 @@
 """Templates of requests run in a process of their own, which ends in time whatever they do."""
 
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -72,4 +73,15 @@ async def test_a_long_conversation_is_rendered_in_a_thread() -> None:
     assert await renderer.render([{"role": "user", "content": text}]) == "<s>" + text
     with pytest.raises(InvalidRequest, match="refuses"):
         await ChatRenderer(ChatTemplate("{{ raise_exception('no') }}", {})).render([{"role": "user", "content": text}])
+    renderer.close()
+
+
+async def test_a_requests_own_template_has_the_routers_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "HERE-13")
+    renderer = ChatRenderer(OWN, trusts_requests=True)
+    template = "{{ strftime_now('%H') }}{{ messages | length }}"
+    hours = {datetime.now(UTC).astimezone(timezone(timedelta(hours=13))).strftime("%H")}
+    text = await renderer.render([{"role": "user", "content": "x"}], template=template)
+    hours.add(datetime.now(UTC).astimezone(timezone(timedelta(hours=13))).strftime("%H"))
+    assert text in {f"{hour}1" for hour in hours}
     renderer.close()
