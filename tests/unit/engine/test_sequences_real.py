@@ -133,7 +133,7 @@ def test_scores_of_many_rows_are_taken_a_few_at_a_time(checkpoint: tuple[Path, A
 
     model.logits = watched
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvasir.engine.model_runner._ROWS_SCORED_AT_ONCE", 16)
+        patch.setattr("kvasir.engine.model_runner.ROWS_SCORED_AT_ONCE", 16)
         assert scores(engine, prompt, 1) == whole
     assert max(seen) == 16
     assert sum(seen) == 59 + 1
