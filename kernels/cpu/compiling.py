@@ -3,7 +3,11 @@
 import hashlib
 import logging
 import os
+import re
+import shutil
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -32,6 +36,7 @@ def _cpu_features() -> dict[str, bool]:
 CPU_FEATURES = _cpu_features()
 IS_WIDE = bool(CPU_FEATURES.get("avx512f"))
 
+_UNUSED_VERSIONS_STAY_S = 30 * 86400.0
 _FAST = {"reassoc", "nsz", "contract", "arcp", "afn"}  # not nnan and ninf: NaN must come through
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -51,6 +56,8 @@ def _keeps_compiled_code() -> bool:
         folder = _folder_of_this_version()
         folder.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=folder).close()
+        os.utime(folder)
+        _remove_unused(folder.parent)
     except (OSError, RuntimeError) as reason:  # RuntimeError: nobody knows where home is
         log.warning("the loops are compiled at each start, for they cannot be kept (%s); see NUMBA_CACHE_DIR", reason)
         return False
@@ -61,11 +68,21 @@ def _keeps_compiled_code() -> bool:
 def _folder_of_this_version() -> Path:
     # numba looks at the file of a function alone, and would not see that a helper in another file has changed.
     # A folder named after all of the code cannot be stale; and the user's cache can be written where the code cannot.
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+    here = Path(__file__).parent
+    sources = sorted((*here.parent.glob("*.py"), *here.glob("*.py")))
     version = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvasir"
     return base / "compiled" / version
+
+
+def _remove_unused(versions: Path) -> None:
+    """What no process has started with for long: an update leaves the code of the version before behind."""
+    for other in versions.iterdir():
+        with suppress(FileNotFoundError):  # another process has removed it
+            is_version = re.fullmatch("[0-9a-f]{16}", other.name) is not None
+            if is_version and time.time() - other.stat().st_mtime > _UNUSED_VERSIONS_STAY_S:
+                shutil.rmtree(other, ignore_errors=True)
 
 
 _CACHE = _keeps_compiled_code()

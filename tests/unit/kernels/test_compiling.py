@@ -31,7 +31,8 @@ def test_loops_are_compiled_where_they_cannot_be_kept(tmp_path: Path) -> None:
 
 def test_what_is_kept_belongs_to_this_version_of_the_code(tmp_path: Path) -> None:
     """Where a folder was chosen, an update went on with what had been compiled from helpers since changed."""
-    sources = sorted(Path(compiling.__file__).parent.glob("*.py"))
+    here = Path(compiling.__file__).parent
+    sources = sorted((*here.parent.glob("*.py"), *here.glob("*.py")))
     version = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     code = "from kvasir.kernels.cpu import choice; import numba; print(numba.config.CACHE_DIR)"
     chosen, default = tmp_path / "chosen", tmp_path / "default"
@@ -41,6 +42,19 @@ def test_what_is_kept_belongs_to_this_version_of_the_code(tmp_path: Path) -> Non
         assert done.stdout == f"{folder}\n"
         kept = {path.name.partition("-")[0] for path in folder.rglob("*.nbi")}
         assert kept == {"choice.choose"}, "a loop is kept with its helpers, which have no files of their own"
+
+
+def test_what_earlier_versions_left_behind_goes(tmp_path: Path) -> None:
+    versions = tmp_path / "compiled"
+    unused, recent, not_ours = (versions / name for name in ("0123456789abcdef", "fedcba9876543210", "mine"))
+    for folder in (unused, recent, not_ours):
+        folder.mkdir(parents=True)
+        (folder / "code.nbc").write_text("")
+    for folder in (unused, not_ours):
+        os.utime(folder, (0, 0))
+    done = _python("import kvasir.kernels.cpu.compiling", NUMBA_CACHE_DIR=str(tmp_path))
+    assert done.stderr == ""
+    assert [folder.exists() for folder in (unused, recent, not_ours)] == [False, True, True]
 
 
 def test_loops_can_be_compiled_for_a_lesser_cpu() -> None:
