@@ -101,7 +101,7 @@ def check_local_prefill(
     """Asked again, each lacks no more than its last block: the decode node that holds it computes that itself, unless
     the speeds that were measured say that the trip is faster. The answer is the same."""
     wait_until_known(cluster)
-    assert LOCAL not in cluster.router.metrics()
+    assert cluster.router.metrics()[LOCAL] == 0
     num_local = 0.0
     for number, prompt in enumerate(conversations):
         with cluster.deltas(cluster.prefill, COMPUTED) as elsewhere:
@@ -111,7 +111,7 @@ def check_local_prefill(
         is_local = elsewhere[COMPUTED] == 0
         assert is_local or elsewhere[COMPUTED] == BLOCK_SIZE
         num_local += is_local
-        assert cluster.router.metrics().get(LOCAL, 0) == num_local
+        assert cluster.router.metrics()[LOCAL] == num_local
 
 
 def check_loss(cluster: Cluster, home: Service, prompt: Sequence[int]) -> None:
