@@ -22,7 +22,7 @@ from kvasir.engine.models.config import ModelConfig, UnsupportedModel, eos_token
 from kvasir.engine.models.loader import choose_dtype, load_model, quantization_on
 from kvasir.engine.scheduler import Scheduler
 from kvasir.engine.settings import EngineSettings
-from kvasir.engine.speculation.build import build_speculator, load_draft, share_of_target
+from kvasir.engine.speculation.build import build_speculator, bytes_per_block, load_draft
 from kvasir.engine.swap_space import SwapSpace
 from kvasir.engine.tensor_parallel.group import ALONE, device_of_rank, within
 from kvasir.engine.tensor_parallel.workers import Workers, start_workers
@@ -78,7 +78,7 @@ def _build(settings: EngineSettings, undo: ExitStack) -> tuple[Engine, KVCache, 
         model = load_model(directory, config, dtype, device)
     budget_bytes = settings.kv_cache_memory or _budget_bytes(settings, model, layout, max_model_len, device, workers)
     num_gpus = settings.tensor_parallel_size if device.type == "cuda" else 1
-    num_blocks = num_blocks_that_fit(share_of_target(budget_bytes, layout, draft, num_gpus), layout)
+    num_blocks = num_blocks_that_fit(budget_bytes, bytes_per_block(layout, draft, num_gpus))
     if settings.max_model_len == "auto":
         max_model_len = min(max_model_len, num_blocks * settings.block_size)
     info = ModelInfo(

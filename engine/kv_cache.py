@@ -127,11 +127,12 @@ def check_kv_dtype(layout: KVLayout, dtype: torch.dtype, device: torch.device) -
         )
 
 
-def num_blocks_that_fit(budget_bytes: int, layout: KVLayout) -> int:
-    num_blocks = budget_bytes // layout.bytes_per_block
+def num_blocks_that_fit(budget_bytes: int, bytes_per_block: int) -> int:
+    """ValueError if those are fewer than two."""
+    num_blocks = budget_bytes // bytes_per_block
     if num_blocks < 2:
         raise ValueError(
-            f"kv_cache_memory of {budget_bytes:,} bytes holds {num_blocks} blocks of {layout.bytes_per_block:,} bytes"
+            f"kv_cache_memory of {budget_bytes:,} bytes holds {num_blocks} blocks of {bytes_per_block:,} bytes"
         )
     return num_blocks
 

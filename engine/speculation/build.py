@@ -61,10 +61,9 @@ def load_draft(
     return Draft(name=directory.name, model=model, layout=layout, max_model_len=longest)
 
 
-def share_of_target(budget_bytes: int, layout: KVLayout, draft: Draft | None, num_gpus: int = 1) -> int:
-    """Of the memory for KV: both caches have as many blocks; of several GPUs, the first alone has the draft's."""
-    both = layout.bytes_per_block + num_gpus * (draft.layout.bytes_per_block if draft else 0)
-    return budget_bytes // both * layout.bytes_per_block
+def bytes_per_block(layout: KVLayout, draft: Draft | None, num_gpus: int = 1) -> int:
+    """In both caches, which have as many blocks; of several GPUs, the first alone has the draft's."""
+    return layout.bytes_per_block + num_gpus * (draft.layout.bytes_per_block if draft else 0)
 
 
 def build_speculator(

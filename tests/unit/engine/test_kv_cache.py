@@ -5,6 +5,7 @@ import torch
 
 from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.engine.kv_cache import KVCache, default_budget_bytes, num_blocks_that_fit
+from kvasir.engine.speculation.build import bytes_per_block
 from kvasir.kernels.kv_rows import read_rows
 from kvasir.kernels.write_kv import write_kv
 
@@ -29,7 +30,7 @@ def test_a_block_in_int8_has_its_scales_in_it() -> None:
     layout = replace(LAYOUT, dtype="int8")
     cache = KVCache(layout, 3, CPU)
     assert layout.bytes_per_block == 2 * 2 * 3 * 4 * (8 + 4)
-    assert num_blocks_that_fit(10 * LAYOUT.bytes_per_block, layout) == 26
+    assert num_blocks_that_fit(10 * LAYOUT.bytes_per_block, layout.bytes_per_block) == 26
     qkv = torch.randn(1, 9 * 8)
     write_kv(qkv, None, None, torch.tensor([4]), cache.data, 1)
     cache.write(BlockId(2), cache.read(BlockId(1)))
@@ -41,9 +42,12 @@ def test_a_block_in_int8_has_its_scales_in_it() -> None:
 
 
 def test_budget() -> None:
-    assert num_blocks_that_fit(10 * LAYOUT.bytes_per_block + 1, LAYOUT) == 10
+    one_block = bytes_per_block(LAYOUT, None)
+    assert num_blocks_that_fit(10 * one_block + 1, one_block) == 10
     with pytest.raises(ValueError, match="holds 1 blocks"):
-        num_blocks_that_fit(2 * LAYOUT.bytes_per_block - 1, LAYOUT)
+        num_blocks_that_fit(2 * one_block - 1, one_block)
+    with pytest.raises(ValueError, match=f"kv_cache_memory of 1,000 bytes holds 0 blocks of {one_block:,} bytes"):
+        num_blocks_that_fit(1000, one_block)
 
 
 def test_the_default_budget_leaves_most_of_the_memory_to_others() -> None:
