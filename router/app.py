@@ -12,7 +12,7 @@ from kvasir.router.docs.page import docs_page
 from kvasir.router.guard import Guard
 from kvasir.router.metrics import RouterMetrics
 from kvasir.router.openai.api import OpenAIApi
-from kvasir.router.openai.errors import HttpError, error_response, json_response
+from kvasir.router.openai.errors import HttpError, json_response, no_route
 from kvasir.router.openai.responses.api import ResponsesApi
 from kvasir.router.openai.tokens import TokensApi
 from kvasir.router.overview import Overview
@@ -59,7 +59,7 @@ def create_app(
             if min(num_prefill, num_decode) < 0:
                 raise ValueError
         except ValueError:
-            return error_response(HttpError(400, "prefill and decode are numbers of nodes"))
+            raise HttpError(400, "prefill and decode are numbers of nodes") from None
         reason = await overview.why_not_ready(num_prefill, num_decode)
         if not reason:
             return json_response({"status": "ready"})
@@ -94,10 +94,11 @@ def create_app(
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """The framework's own refusals in our words."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return error_response(HttpError(404, f"there is no {request.method} {request.url.path}", "unknown_route"))
+        raise no_route(request.method, request.url.path)
     if error.status_code == 405:
         message = f"{request.url.path} does not take {request.method}"
-        return error_response(HttpError(405, message, "method_not_allowed", error.headers))
-    return error_response(HttpError(error.status_code, str(error.detail), headers=error.headers))
+        raise HttpError(405, message, "method_not_allowed", error.headers)
+    raise HttpError(error.status_code, str(error.detail), headers=error.headers)

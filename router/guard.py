@@ -1,4 +1,4 @@
-"""Around everything the app does: request ids, API keys, and an answer even where we have a fault of our own."""
+"""Around everything the app does: request ids, API keys, and an answer to whatever an endpoint raises."""
 
 import uuid
 
@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvasir.router.auth import ApiKeys
 from kvasir.router.http_chunks import WRITE_CHUNK
 from kvasir.router.metrics import RouterMetrics
-from kvasir.router.openai.errors import HttpError, current_request_id, error_response
+from kvasir.router.openai.errors import HttpError, current_request_id, error_response, no_route
 from kvasir.router.tenants.tenant import current_tenant
 
 _MAX_REQUEST_ID_CHARS = 128
@@ -44,10 +44,9 @@ class Guard:
         try:
             tenant = self._keys.tenant(scope["path"], headers)
             if tenant is None:
-                await error_response(_unauthorized(scope["path"]))(scope, receive, send_with_id)
-                return
+                raise _unauthorized(scope["path"])
             if scope["path"].endswith("\n"):  # a route's pattern would overlook it, what a proxy refuses would get in
-                raise HttpError(404, f"there is no {scope['method']} {scope['path']}", "unknown_route")
+                raise no_route(scope["method"], scope["path"])
             current_tenant.set(tenant)
             scope[SEND_BODY] = send
             await self._app(scope, receive, send_with_id)

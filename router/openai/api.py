@@ -18,7 +18,7 @@ from kvasir.router.openai.best_of import check_best_of
 from kvasir.router.openai.chat import ChatShape
 from kvasir.router.openai.completions import CompletionShape
 from kvasir.router.openai.envelope import Envelope
-from kvasir.router.openai.errors import ModelNotFound, error_response, json_response
+from kvasir.router.openai.errors import ModelNotFound, json_response
 from kvasir.router.openai.models import ChatBody, CompletionBody, GenerationBody
 from kvasir.router.openai.prompts import Prompt, chat_prompt, completion_prompts
 from kvasir.router.openai.reading import ModelHabits, Reading, reading_of
@@ -71,7 +71,9 @@ class OpenAIApi:
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        return json_response(self._card(name)) if name in self.model_names else error_response(ModelNotFound(name))
+        if name not in self.model_names:
+            raise ModelNotFound(name)
+        return json_response(self._card(name))
 
     async def _prepare_completion(
         self, body: CompletionBody, record: RequestRecord, origin: StreamOrigin

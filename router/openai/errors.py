@@ -3,13 +3,12 @@
 import logging
 import math
 import reprlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
-from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from kvasir.common.errors import (
@@ -25,7 +24,6 @@ from kvasir.common.errors import (
 )
 from kvasir.router.openai.client_gone import ClientGone
 
-S = TypeVar("S")
 CLIENT_LEFT = (ClientDisconnect, ClientGone)
 _CLIENT_CLOSED_REQUEST = 499  # nobody is there to read it
 
@@ -81,6 +79,10 @@ class ModelNotFound(NotFound):
         super().__init__(f"the model {reprlib.repr(name)} does not exist", "model", "model_not_found")
 
 
+def no_route(method: str, path: str) -> HttpError:
+    return HttpError(404, f"there is no {method} {path}", "unknown_route")
+
+
 def error_body(error: Exception) -> dict[str, Any]:
     """Says nothing about the inside where the error is none that we know."""
     if isinstance(error, HttpError):
@@ -101,22 +103,8 @@ def status_of(error: Exception) -> int:
     return _entry(error)[0] if isinstance(error, ServingError) else 500
 
 
-def answering(
-    handler: Callable[[S, Request], Awaitable[Response]],
-) -> Callable[[S, Request], Awaitable[Response]]:
-    """A method that answers also where it raises."""
-
-    @wraps(handler)
-    async def answer(self: S, request: Request) -> Response:
-        try:
-            return await handler(self, request)
-        except Exception as error:
-            return error_response(error)
-
-    return answer
-
-
 def error_response(error: Exception) -> Response:
+    """What whoever is around all endpoints makes of what they raise."""
     if isinstance(error, CLIENT_LEFT):
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
     status = status_of(error)

@@ -19,7 +19,7 @@ from kvasir.router.openai.begun import Begun
 from kvasir.router.openai.bodies import Bodies
 from kvasir.router.openai.body import read_body
 from kvasir.router.openai.client_gone import unless_gone
-from kvasir.router.openai.errors import CLIENT_LEFT, error_response, json_response
+from kvasir.router.openai.errors import CLIENT_LEFT, json_response
 from kvasir.router.openai.event_ids import Numbering, parse_event_id
 from kvasir.router.openai.kept_streams import KeptStreams
 from kvasir.router.openai.models import GenerationBody
@@ -57,10 +57,7 @@ class Serving:
     async def serve(self, request: Request, endpoint: Endpoint[B]) -> Response:
         last_event_id = request.headers.get("last-event-id")
         if last_event_id is not None:
-            try:
-                return await self._resume(request, endpoint, last_event_id)
-            except Exception as error:
-                return error_response(error)
+            return await self._resume(request, endpoint, last_event_id)
         record = self._metrics.begin(endpoint.name)
         try:
             data = await read_body(request, self._max_request_bytes)
@@ -78,7 +75,7 @@ class Serving:
             return await unless_gone(request.receive, self._answer(endpoint, body, record, origin))
         except Exception as error:
             record.end("abort" if isinstance(error, CLIENT_LEFT) else outcome_of(error))
-            return error_response(error)
+            raise
 
     async def _resume(self, request: Request, endpoint: Endpoint[B], last_event_id: str) -> Response:
         await read_body(request, self._max_request_bytes)

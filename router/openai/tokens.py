@@ -13,7 +13,7 @@ from kvasir.router.openai.bodies import Bodies
 from kvasir.router.openai.body import read_body
 from kvasir.router.openai.client_gone import unless_gone
 from kvasir.router.openai.conversation import rendered_chat
-from kvasir.router.openai.errors import ModelNotFound, answering, json_response
+from kvasir.router.openai.errors import ModelNotFound, json_response
 from kvasir.router.openai.models import Body, ConversationBody
 from kvasir.router.openai.parsing import validated
 from kvasir.router.openai.sampling import context_length_exceeded, max_prompt_tokens
@@ -61,11 +61,9 @@ class TokensApi:
         self._model_names = tuple(model_names)
         self._max_request_bytes = max_request_bytes
 
-    @answering
     async def tokenize(self, request: Request) -> Response:
         return await self._serve(request, self._tokenize)
 
-    @answering
     async def detokenize(self, request: Request) -> Response:
         return await self._serve(request, self._detokenize)
 

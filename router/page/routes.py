@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kvasir.router.openai.errors import HttpError, error_response, json_response
+from kvasir.router.openai.errors import json_response, no_route
 from kvasir.router.overview import Overview
 from kvasir.router.page.picture import whole_picture
 from kvasir.router.recent import Recent
@@ -34,7 +34,7 @@ def add_page(app: FastAPI, overview: Overview, recent: Recent) -> None:
     async def asset(request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
         if name not in assets:
-            return error_response(HttpError(404, f"there is no {request.method} {request.url.path}", "unknown_route"))
+            raise no_route(request.method, request.url.path)
         return Response(assets[name], headers=_HEADERS | {"content-type": _MEDIA_TYPES[name.rpartition(".")[2]]})
 
     async def cluster(request: Request) -> Response:

@@ -12,14 +12,7 @@ from starlette.responses import Response
 from kvasir.common.errors import InvalidRequest
 from kvasir.router.metrics import RequestRecord
 from kvasir.router.openai.api import OpenAIApi
-from kvasir.router.openai.errors import (
-    HttpError,
-    StoreUnavailable,
-    answering,
-    current_request_id,
-    json_response,
-    status_of,
-)
+from kvasir.router.openai.errors import HttpError, StoreUnavailable, current_request_id, json_response, status_of
 from kvasir.router.openai.generation import ChoiceDelta
 from kvasir.router.openai.responses.body import ResponsesBody
 from kvasir.router.openai.responses.items import ChatMessage, Item, check_outputs, input_items, messages_of
@@ -111,7 +104,6 @@ class ResponsesApi:
         prepare = partial(self._prepare, current_tenant.get().owner)
         return await self._api.serving.serve(request, Endpoint("responses", ResponsesBody, "resp_", prepare))
 
-    @answering
     async def input_tokens(self, request: Request) -> Response:
         """How long the prompt of such a request is."""
         body = await self._api.serving.body_of(request, ResponsesBody)
@@ -119,7 +111,6 @@ class ResponsesApi:
         _, (prompt, _, _) = await asked_with_what_fits(self._api, body, messages, self._api.chat_prompt)
         return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
 
-    @answering
     async def one(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]
         if request.method == "DELETE":
@@ -130,12 +121,10 @@ class ResponsesApi:
             raise _unsupported("stream", "a stored response is not streamed again")
         return json_response((await self._stored(response_id)).response)
 
-    @answering
     async def input_items(self, request: Request) -> Response:
         stored = await self._stored(request.path_params["response_id"])
         return json_response(_list_of(stored.input_items, request.query_params))
 
-    @answering
     async def cancel(self, request: Request) -> Response:
         """Only what runs in the background outlives its connection, and nothing here does."""
         await self._stored(request.path_params["response_id"])

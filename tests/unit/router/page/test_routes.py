@@ -7,6 +7,8 @@ import pytest
 from fastapi import FastAPI
 
 from kvasir.common.metrics import Metrics
+from kvasir.router.auth import ApiKeys
+from kvasir.router.guard import Guard
 from kvasir.router.metrics import RouterMetrics
 from kvasir.router.overview import OwnOverview
 from kvasir.router.page.picture import take_picture
@@ -25,8 +27,10 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
     recent.served("chatcmpl-1", "a:1")
     app = FastAPI(redirect_slashes=False)
     metrics = Metrics()
+    router_metrics = RouterMetrics(metrics)
+    app.add_middleware(Guard, keys=ApiKeys([]), metrics=router_metrics)
     picture = partial(take_picture, pool, recent, lambda: 3)
-    overview = OwnOverview(FakeDispatcher(LIMITS, lambda request: []), metrics, RouterMetrics(metrics), picture)
+    overview = OwnOverview(FakeDispatcher(LIMITS, lambda request: []), metrics, router_metrics, picture)
     add_page(app, overview, recent)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as client:
         yield client
