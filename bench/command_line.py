@@ -1,10 +1,11 @@
 """What the command lines of all benchmarks have in common: help, and the values of options."""
 
 import argparse
+import inspect
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,7 +45,7 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 def options_of(cls: type[T], given: argparse.Namespace, **derived: Any) -> T:
     """A dataclass of what was given, by the names of its fields, but for those that are derived."""
-    names = {field.name for field in fields(cls)} - derived.keys()  # type: ignore[arg-type]
+    names = inspect.signature(cls).parameters.keys() - derived.keys()
     return cls(**{name: getattr(given, name) for name in names}, **derived)
 
 

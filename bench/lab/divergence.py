@@ -1,10 +1,16 @@
 """How far a model's distributions of the next token are from those of a reference."""
 
 import statistics
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+_ROWS_AT_ONCE = 64  # of logits
+
+K = TypeVar("K")
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
@@ -36,3 +42,15 @@ class Divergence:
     @property
     def largest_kl(self) -> float:
         return max(self.kls)
+
+
+def add_positions(
+    found: Mapping[K, Divergence], hidden: Mapping[K, Tensor], logits: Callable[[K, Tensor], Tensor]
+) -> None:
+    """To what was found of each, what its hidden states [T, C] give; the first is the reference."""
+    reference = next(iter(hidden))
+    for first in range(0, len(hidden[reference]), _ROWS_AT_ONCE):
+        rows = {name: logits(name, states[first : first + _ROWS_AT_ONCE]) for name, states in hidden.items()}
+        expected = log_probabilities(rows[reference])
+        for name, divergence in found.items():
+            divergence.add(expected, log_probabilities(rows[name]))

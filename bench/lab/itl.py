@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from kvasir.bench.command_line import positive
@@ -16,6 +17,7 @@ from kvasir.bench.lab.engine_runs import new_request, run_until_all_decode
 from kvasir.bench.lab.machine import Quiet
 from kvasir.bench.lab.page import as_page, lab_parser, write_page
 from kvasir.bench.lab.prompts import random_prompt
+from kvasir.bench.lab.rounds import in_turns
 from kvasir.bench.markdown import table
 from kvasir.bench.timeline import percentile
 from kvasir.cli.model import prepare_builtin_model
@@ -125,13 +127,13 @@ def main(argv: list[str]) -> int:
     plain_s = lab.decode_step_s(options.decoding)
     target_s = 3 * plain_s
     budgets: dict[str, StepBudget] = {f"at most {most}": FixedBudget(most) for most in _FIXED}
-    adaptive = budgets[f"target {1e3 * target_s:.0f} ms"] = StepBudget(target_s, _BLOCK_SIZE)
-    lab.run(adaptive, options.decoding, 1, options.prompt_tokens)  # as on a node that has run for a while
-    outcomes: dict[str, list[Outcome]] = {name: [] for name in budgets}
-    for _ in range(options.rounds):
-        quiet.look()
-        for name, budget in budgets.items():
-            outcomes[name].append(lab.run(budget, options.decoding, options.prompts, options.prompt_tokens))
+    budgets[f"target {1e3 * target_s:.0f} ms"] = StepBudget(target_s, _BLOCK_SIZE)
+    works = {
+        name: partial(lab.run, budget, options.decoding, options.prompts, options.prompt_tokens)
+        for name, budget in budgets.items()
+    }
+    # When a round counts, the target has been kept for one, as on a node that has run for a while.
+    outcomes = in_turns(works, options.rounds, quiet)
     header = "prompt tokens a step | ITL p50 | ITL p99 | largest | in time | TTFT of the prompts | prompt tokens/s"
     lines = [
         f"smollm2-135m-instruct in fp32, {options.decoding} requests decoding; prompts of {options.prompt_tokens}",

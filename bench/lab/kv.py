@@ -5,13 +5,9 @@ sender and receiver as in a node: header, checksum on both sides, copy into the 
 """
 
 import argparse
-import os
-import sys
 import tempfile
-from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TypeVar
 
 from kvasir.bench.command_line import positive
 from kvasir.bench.lab.kv_cases import CASES, PEERS, SIZES, Case, Places
@@ -19,12 +15,12 @@ from kvasir.bench.lab.kv_crossover import as_markdown, crossover
 from kvasir.bench.lab.kv_mover import Mover, local_server
 from kvasir.bench.lab.kv_report import Result, write_results
 from kvasir.bench.lab.local_cluster import read_metrics
-from kvasir.bench.lab.machine import Quiet
+from kvasir.bench.lab.machine import Quiet, let_threads_sleep
 from kvasir.bench.lab.page import lab_parser
+from kvasir.bench.lab.rounds import in_turns
 from kvasir.cli.model import prepare_builtin_model
 
 CROSSOVER = "crossover"
-T = TypeVar("T")
 
 
 def main(argv: list[str]) -> int:
@@ -32,8 +28,7 @@ def main(argv: list[str]) -> int:
     if options.base_url:
         print("\n".join(overlap_of(options.base_url)))
         return 0
-    # Threads that spin while they wait would slow down whoever's turn comes next. Read when torch is imported.
-    os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
+    let_threads_sleep()
     results: list[Result] = []
     sections: dict[str, list[str]] = {}
     with ExitStack() as stack:
@@ -89,26 +84,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def compare(case: Case, size: str, places: Places, num_rounds: int) -> Result:
-    """One round more than asked for: the first warms up and does not count."""
     quiet, contenders = Quiet(), case.present(places)
     num_bytes = SIZES[size].num_blocks * SIZES[size].layout.bytes_per_block
     kinds = {contender.name: contender.kind for contender in contenders}
-    result = Result(case.name, size, num_bytes, case.target, kinds, {name: [] for name in kinds})
     with ExitStack() as stack:
-        movers = [stack.enter_context(closing(Mover(contender, SIZES[size], places))) for contender in contenders]
-        for round_number in range(num_rounds + 1):
-            quiet.look()
-            for mover in rotated(movers, round_number):
-                movement = mover.move()
-                found = f"{case.name} {size} round {round_number} {mover.name}: {movement.s * 1e3:.1f} ms"
-                print(found, file=sys.stderr)
-                if round_number > 0:
-                    result.movements[mover.name].append(movement)
-    result.about.update(quiet.about_machine(rounds=num_rounds))
-    return result
-
-
-def rotated(turns: Sequence[T], by: int) -> list[T]:
-    """Nobody always comes after the same one."""
-    start = by % len(turns)
-    return [*turns[start:], *turns[:start]]
+        moves = {
+            contender.name: stack.enter_context(closing(Mover(contender, SIZES[size], places))).move
+            for contender in contenders
+        }
+        movements = in_turns(
+            moves, num_rounds, quiet, lambda name, one: f"{case.name}, {size}, {name}: {one.s * 1e3:.1f} ms"
+        )
+    about = quiet.about_machine(rounds=num_rounds)
+    return Result(case.name, size, num_bytes, case.target, kinds, movements, about)

@@ -1,12 +1,11 @@
 """A prompt's KV fetched from Redis, against computing it, by its length; and over a link that is too slow."""
 
-import itertools
 import random
 import statistics
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from kvasir.bench.lab.contenders import EngineContender
@@ -14,6 +13,7 @@ from kvasir.bench.lab.kv_cases import SIZES, Places, ours
 from kvasir.bench.lab.kv_mover import Mover
 from kvasir.bench.lab.kv_throttle import slow_link
 from kvasir.bench.lab.prompts import random_prompt
+from kvasir.bench.lab.rounds import in_turns
 from kvasir.bench.markdown import table
 from kvasir.common.addresses import split_address
 
@@ -59,13 +59,13 @@ def crossover(model: Path, places: Places, num_rounds: int) -> list[Row]:
 
 def compute_times(model: Path, num_rounds: int) -> dict[int, float]:
     engine, rng = EngineContender(model), random.Random(0)
+
+    def compute_s(length: int) -> float:
+        return engine.prefill_s(random_prompt(rng, length))
+
     lengths = sorted({*_LENGTHS, *(n - num_blocks(n) * _BLOCK_TOKENS for n in _LENGTHS)})
-    times_s: dict[int, list[float]] = {length: [] for length in lengths}
-    for round_number, length in itertools.product(range(num_rounds + 1), lengths):
-        elapsed_s = engine.prefill_s(random_prompt(rng, length))
-        print(f"round {round_number} computing {length} tokens: {elapsed_s * 1e3:.1f} ms", file=sys.stderr)
-        if round_number > 0:
-            times_s[length].append(elapsed_s)
+    works = {length: partial(compute_s, length) for length in lengths}
+    times_s = in_turns(works, num_rounds, describe=lambda length, s: f"computing {length} tokens: {s * 1e3:.1f} ms")
     return {length: statistics.median(values) for length, values in times_s.items()}
 
 
@@ -73,13 +73,17 @@ def fetch_times(places: Places, compute: dict[int, float], num_rounds: int, thro
     """`through`: where the receiver finds the server, if not where the sender does."""
     size = replace(SIZES[_SIZE], num_blocks=num_blocks(max(_LENGTHS)))
     mover = Mover(ours("redis", "redis"), size, places, {"redis_url": through} if through else {})
-    found: dict[int, list[Fetch]] = {length: [] for length in _LENGTHS}
+
+    def fetch(length: int) -> Fetch:
+        taken_s, num_missing = mover.fetch(num_blocks(length), compute[length] / length)
+        return Fetch(taken_s, is_whole=not num_missing)
+
     with closing(mover):
-        for round_number, length in itertools.product(range(num_rounds + (not through)), _LENGTHS):
-            taken_s, num_missing = mover.fetch(num_blocks(length), compute[length] / length)
-            print(f"round {round_number} fetching {length} tokens: {taken_s * 1e3:.1f} ms", file=sys.stderr)
-            found[length].append(Fetch(taken_s, is_whole=not num_missing))
-    return {length: _median(fetches[-num_rounds:]) for length, fetches in found.items()}
+        works = {length: partial(fetch, length) for length in _LENGTHS}
+        found = in_turns(
+            works, num_rounds, describe=lambda length, one: f"fetching {length} tokens: {one.s * 1e3:.1f} ms"
+        )
+    return {length: _median(fetches) for length, fetches in found.items()}
 
 
 def _median(fetches: Sequence[Fetch]) -> Fetch:

@@ -5,20 +5,20 @@ of real text, held against the cache in fp32. Speed: decode steps and prefill ch
 """
 
 import statistics
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from kvasir.bench.command_line import positive
-from kvasir.bench.lab.divergence import Divergence, log_probabilities
+from kvasir.bench.lab.divergence import Divergence, add_positions
 from kvasir.bench.lab.engine_runs import chunk_behind
 from kvasir.bench.lab.kv_quality_text import make_prompts
 from kvasir.bench.lab.machine import Quiet
 from kvasir.bench.lab.page import as_page, lab_parser, write_page
+from kvasir.bench.lab.rounds import in_turns, median_ratio, seconds
 from kvasir.bench.markdown import table
 from kvasir.cli.model import prepare_builtin_model
 from kvasir.engine.batch import build_batch
@@ -36,13 +36,8 @@ _CPU = torch.device("cpu")
 _BLOCK_SIZE = 16
 _NUM_SEQS = 8
 _CHUNK = 512
-_ROWS_AT_ONCE = 64  # of logits
 
-
-@dataclass(eq=False, slots=True)
-class Times:
-    decode_s: list[float] = field(default_factory=list)
-    prefill_s: list[float] = field(default_factory=list)
+Seconds = Mapping[tuple[str, str], Sequence[float]]  # by dtype and kind of step, one a round
 
 
 class DtypeLab:
@@ -64,10 +59,8 @@ class DtypeLab:
     def chunk(self, number: int, token_ids: Sequence[int], start: int) -> Chunk:
         return chunk_behind(start, number, token_ids, self._blocks_of_each)
 
-    def run_s(self, name: str, chunks: Sequence[Chunk]) -> float:
-        started_s = time.perf_counter()
+    def run(self, name: str, chunks: Sequence[Chunk]) -> None:
         self._runners[name].execute(StepPlan(tuple(chunks)))
-        return time.perf_counter() - started_s
 
     @torch.inference_mode()
     def hidden(self, name: str, token_ids: Sequence[int]) -> Tensor:
@@ -80,8 +73,8 @@ class DtypeLab:
         return torch.cat(hidden)
 
     @torch.inference_mode()
-    def log_probabilities(self, hidden: Tensor) -> Tensor:
-        return log_probabilities(self._model.logits(hidden))
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._model.logits(hidden)
 
 
 def _fill(kv_cache: Tensor) -> None:
@@ -98,36 +91,24 @@ def measure_quality(lab: DtypeLab, prompts: Sequence[Sequence[int]]) -> dict[str
     """Against the cache in fp32."""
     found = {name: Divergence() for name in _DTYPES}
     for token_ids in prompts:
-        hidden = {name: lab.hidden(name, token_ids) for name in _DTYPES}
-        for first in range(0, len(token_ids), _ROWS_AT_ONCE):
-            rows = slice(first, first + _ROWS_AT_ONCE)
-            expected = lab.log_probabilities(hidden["fp32"][rows])
-            for name, divergence in found.items():
-                divergence.add(expected, lab.log_probabilities(hidden[name][rows]))
+        add_positions(found, {name: lab.hidden(name, token_ids) for name in _DTYPES}, lambda _, rows: lab.logits(rows))
     return found
 
 
-def measure_speed(lab: DtypeLab, context: int, num_rounds: int, quiet: Quiet) -> dict[str, Times]:
-    """The first round warms up and does not count."""
-    decode = [lab.chunk(number, [7] * context, context - 1) for number in range(_NUM_SEQS)]
-    prefill = [lab.chunk(0, [7] * context, max(context - _CHUNK, 0))]
-    times = {name: Times() for name in _DTYPES}
-    for round_number in range(num_rounds + 1):
-        quiet.look()
-        for name in _DTYPES:
-            decode_s, prefill_s = lab.run_s(name, decode), lab.run_s(name, prefill)
-            if round_number > 0:
-                times[name].decode_s.append(decode_s)
-                times[name].prefill_s.append(prefill_s)
-    return times
+def measure_speed(lab: DtypeLab, context: int, num_rounds: int, quiet: Quiet) -> Seconds:
+    steps = {
+        "decode": [lab.chunk(number, [7] * context, context - 1) for number in range(_NUM_SEQS)],
+        "prefill": [lab.chunk(0, [7] * context, max(context - _CHUNK, 0))],
+    }
+    works = {(name, kind): partial(seconds, partial(lab.run, name, steps[kind])) for name in _DTYPES for kind in steps}
+    return in_turns(works, num_rounds, quiet)
 
 
-def as_table(
-    layouts: Mapping[str, KVLayout], divergences: Mapping[str, Divergence], times: Mapping[str, Times]
-) -> list[str]:
+def as_table(layouts: Mapping[str, KVLayout], divergences: Mapping[str, Divergence], times_s: Seconds) -> list[str]:
     rows = []
     for name, layout in layouts.items():
-        divergence, own, plain = divergences[name], times[name], times["fp32"]
+        divergence = divergences[name]
+        decode_s, prefill_s = times_s[name, "decode"], times_s[name, "prefill"]
         row = [
             name,
             f"{(1 << 30) // layout.bytes_per_block * layout.block_size:,}",
@@ -135,19 +116,14 @@ def as_table(
             f"{divergence.equal_best:.2%}",
             f"{divergence.mean_kl:.1e}",
             f"{divergence.largest_kl:.1e}",
-            f"{statistics.median(own.decode_s) * 1e3:.1f}",
-            f"{_ratio(own.decode_s, plain.decode_s):.2f}",
-            f"{statistics.median(own.prefill_s) * 1e3:.0f}",
-            f"{_ratio(own.prefill_s, plain.prefill_s):.2f}",
+            f"{statistics.median(decode_s) * 1e3:.1f}",
+            f"{median_ratio(decode_s, times_s['fp32', 'decode']):.2f}",
+            f"{statistics.median(prefill_s) * 1e3:.0f}",
+            f"{median_ratio(prefill_s, times_s['fp32', 'prefill']):.2f}",
         ]
         rows.append(row)
     header = "cache | tokens a GiB | bytes of a block | best token equal | mean KL | largest KL | "
     return table(header + "decode step ms | to fp32 | prefill chunk ms | to fp32", rows)
-
-
-def _ratio(own_s: Sequence[float], plain_s: Sequence[float]) -> float:
-    """Median over the rounds; below 1 is faster than fp32."""
-    return statistics.median(own / plain for own, plain in zip(own_s, plain_s, strict=True))
 
 
 def main(argv: list[str]) -> int:
@@ -159,7 +135,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     model, quiet = prepare_builtin_model(), Quiet()
     lab = DtypeLab(model, options.context)
-    times = measure_speed(lab, options.context, options.rounds, quiet)
+    times_s = measure_speed(lab, options.context, options.rounds, quiet)
     prompts = [prompt.token_ids[: options.context] for prompt in make_prompts(model, options.prompts)]
     divergences = measure_quality(lab, prompts)
     lines = [
@@ -168,7 +144,7 @@ def main(argv: list[str]) -> int:
         f"{options.context:,} tokens; prefill: the last {_CHUNK} of as many. Whole steps, medians of {options.rounds}",
         "rounds.",
         "",
-        *as_table(lab.layouts, divergences, times),
+        *as_table(lab.layouts, divergences, times_s),
     ]
     about = quiet.about_machine(threads=torch.get_num_threads())
     write_page(options.output, "kv_dtype.md", as_page("The KV cache in fewer bytes", about, lines))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvasir.bench.lab.engine_runs import chunk_behind, new_request, run_to_end, submit_all
 from kvasir.engine.batch import build_batch
-from kvasir.engine.blocks import BlockId
+from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.engine.engine import Engine
 from kvasir.engine.kv_cache import KVCache, kv_layout
 from kvasir.engine.limits import Limits
@@ -116,16 +116,20 @@ class CodecLab:
 
     def _land(self, codec: str, block: bytes, num_tokens: int, place: BlockId) -> None:
         payload = encode(codec, memoryview(block), self.layout)
-        header = BlockHeader(
-            kv_identity=_IDENTITY,
-            layout=self.layout,
-            key=_KEY,
-            num_tokens=num_tokens,
-            payload_bytes=payload.nbytes,
-            checksum=checksum_of(payload),
-            sender_epoch="lab",
-            codec=codec,
-        )
+        header = header_of(codec, payload, self.layout, num_tokens, checksum_of(payload))
         expected = Expected(kv_identity=_IDENTITY, layout=self.layout, key=_KEY, num_tokens=num_tokens)
         verified = verify(Frame(pack(header), payload), expected)
         self._cache.write(place, decode(verified, payload, self.layout))
+
+
+def header_of(codec: str, payload: memoryview, layout: KVLayout, num_tokens: int, checksum: int = 0) -> BlockHeader:
+    return BlockHeader(
+        kv_identity=_IDENTITY,
+        layout=layout,
+        key=_KEY,
+        num_tokens=num_tokens,
+        payload_bytes=payload.nbytes,
+        checksum=checksum,
+        sender_epoch="lab",
+        codec=codec,
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvasir.bench.lab.page import write_page
+from kvasir.bench.lab.rounds import median_ratio
 from kvasir.bench.markdown import facts, table
 
 
@@ -51,8 +52,8 @@ class Result:
 
     def ratio(self, name: str) -> float:
         """How fast beside the baseline: the median of the rounds' own ratios; above 1 is faster."""
-        pairs = zip(self.movements[self.baseline], self.movements[name], strict=True)
-        return statistics.median(plain.s / other.s for plain, other in pairs)
+        plain_s, own_s = ([movement.s for movement in self.movements[one]] for one in (self.baseline, name))
+        return median_ratio(plain_s, own_s)
 
 
 def write_results(folder: Path, results: Sequence[Result], sections: Mapping[str, Sequence[str]]) -> None:

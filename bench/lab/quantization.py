@@ -8,20 +8,22 @@ on every weight.
 import shutil
 import statistics
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from kvasir.bench.command_line import positive
-from kvasir.bench.lab.divergence import Divergence, log_probabilities
+from kvasir.bench.lab.divergence import Divergence, add_positions
 from kvasir.bench.lab.engine_runs import chunk_behind
 from kvasir.bench.lab.kv_quality_text import make_prompts
 from kvasir.bench.lab.machine import Quiet
 from kvasir.bench.lab.page import as_page, lab_parser, write_page
+from kvasir.bench.lab.rounds import in_turns, median_ratio, seconds
 from kvasir.bench.markdown import table
 from kvasir.cli.model import prepare_builtin_model
 from kvasir.engine.batch import BatchInputs, build_batch
@@ -36,8 +38,6 @@ _CPU = torch.device("cpu")
 _BLOCK_SIZE = 16
 _BATCHES = (1, 8, 32)
 _CONTEXT = 160  # of the decode steps
-_ROWS_AT_ONCE = 64  # of logits
-
 
 Seconds = dict[tuple[Quantization, int], list[float]]  # by way and number of sequences, one a round
 
@@ -63,26 +63,20 @@ class WeightLab:
         for token_ids in prompts:
             batch = self._batch([token_ids], 0)
             hidden = {way: model.forward(batch, self._kv_cache.data).clone() for way, model in self._models.items()}
-            for first in range(0, len(token_ids), _ROWS_AT_ONCE):
-                logits = {way: self._models[way].logits(hidden[way][first : first + _ROWS_AT_ONCE]) for way in _WAYS}
-                expected = log_probabilities(logits["none"])
-                for way, divergence in found.items():
-                    divergence.add(expected, log_probabilities(logits[way]))
+            add_positions(found, hidden, lambda way, rows: self._models[way].logits(rows))
         return found
 
     @torch.inference_mode()
     def measure_speed(self, num_rounds: int, quiet: Quiet) -> Seconds:
-        """Of a decode step, logits included, the ways in turn; the first round does not count."""
-        seconds: Seconds = {(way, num_seqs): [] for way in _WAYS for num_seqs in _BATCHES}
-        for round_number in range(num_rounds + 1):
-            quiet.look()
-            for (way, num_seqs), taken in seconds.items():
-                batch, model = self._batch([[7] * _CONTEXT] * num_seqs, _CONTEXT - 1), self._models[way]
-                started_s = time.perf_counter()
-                model.logits(model.forward(batch, self._kv_cache.data))
-                if round_number > 0:
-                    taken.append(time.perf_counter() - started_s)
-        return seconds
+        """Of a decode step, logits included."""
+        batches = {num_seqs: self._batch([[7] * _CONTEXT] * num_seqs, _CONTEXT - 1) for num_seqs in _BATCHES}
+
+        def step(way: Quantization, num_seqs: int) -> Tensor:
+            model = self._models[way]
+            return model.logits(model.forward(batches[num_seqs], self._kv_cache.data))
+
+        keys = [(way, num_seqs) for way in _WAYS for num_seqs in _BATCHES]
+        return in_turns({key: partial(seconds, partial(step, *key)) for key in keys}, num_rounds, quiet)
 
 
 def with_noise(model: Path, share: float, into: Path) -> Path:
@@ -109,10 +103,10 @@ def main(argv: list[str]) -> int:
     model, quiet = prepare_builtin_model(), Quiet()
     prompts = [prompt.token_ids[: options.tokens] for prompt in make_prompts(model, options.prompts)]
     lab = WeightLab(model, options.tokens)
-    seconds, plain = lab.measure_speed(options.rounds, quiet), lab.measure_quality(prompts)
+    times_s, plain = lab.measure_speed(options.rounds, quiet), lab.measure_quality(prompts)
     with tempfile.TemporaryDirectory() as name:
         noisy = WeightLab(with_noise(model, 0.01, Path(name)), options.tokens).measure_quality(prompts)
-    rows = [_row(way, [plain[way], noisy[way]], seconds) for way in _WAYS]
+    rows = [_row(way, [plain[way], noisy[way]], times_s) for way in _WAYS]
     lines = [
         f"{model.name}, fp32 arithmetic; in w8a8_int8 and w4a8_int8, activations in 8 bits too. Against fp32,",
         f"over {sum(map(len, prompts)):,} positions of text (that of kv_quality.md): how often the most probable token",
@@ -128,12 +122,11 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _row(way: Quantization, divergences: Sequence[Divergence], seconds: Seconds) -> list[str]:
+def _row(way: Quantization, divergences: Sequence[Divergence], times_s: Seconds) -> list[str]:
     cells: list[str] = ["fp32" if way == "none" else way]
     for divergence in divergences:
         cells += [f"{divergence.equal_best:.2%}", f"{divergence.mean_kl:.1e}"]
     for num_seqs in _BATCHES:
-        own_s, plain_s = seconds[way, num_seqs], seconds["none", num_seqs]
-        ratio = statistics.median(own / plain for own, plain in zip(own_s, plain_s, strict=True))
+        own_s, ratio = times_s[way, num_seqs], median_ratio(times_s[way, num_seqs], times_s["none", num_seqs])
         cells.append(f"{statistics.median(own_s) * 1e3:.1f} ms, {ratio:.2f}")
     return cells

@@ -5,23 +5,23 @@ medians over the rounds and their ratios. Written to a folder as JSON and as a t
 """
 
 import json
-import os
 import random
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 from kvasir.bench.command_line import positive
 from kvasir.bench.lab.cluster_cases import Figure, hop_figures, transfer_figures
-from kvasir.bench.lab.contenders import CASES, Contender, EngineContender, TransformersContender
+from kvasir.bench.lab.contenders import CASES, Case, Contender, EngineContender, TransformersContender
 from kvasir.bench.lab.local_cluster import ClusterContender, local_cluster
-from kvasir.bench.lab.machine import about_machine
+from kvasir.bench.lab.machine import about_machine, let_threads_sleep
 from kvasir.bench.lab.page import as_page, lab_parser, write_page
 from kvasir.bench.lab.prompts import random_prompt
+from kvasir.bench.lab.rounds import in_turns
 from kvasir.bench.markdown import table
 from kvasir.cli.cores import usable_cpus
 from kvasir.cli.model import prepare_builtin_model
@@ -34,8 +34,7 @@ def main(argv: list[str]) -> int:
     parser = lab_parser("lab", __doc__)
     parser.add_argument("--rounds", type=positive(int), default=5, help="measurements of each number")
     options = parser.parse_args(argv)
-    # Threads that spin while they wait would slow down whoever's turn comes next. Read when torch is imported.
-    os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
+    let_threads_sleep()
     model = prepare_builtin_model()
     num_cores = len(usable_cpus())
     shared = ["--no-pin-cores", "--kv-cache-memory", "1GiB"]
@@ -53,19 +52,17 @@ def main(argv: list[str]) -> int:
 
 
 def compare(contenders: Sequence[Contender], num_rounds: int) -> Samples:
-    """One round more than asked for: the first warms up and does not count."""
     rng = random.Random(0)
-    samples: Samples = {case.name: {contender.name: [] for contender in contenders} for case in CASES}
-    for round_number in range(num_rounds + 1):
-        for case in CASES:
-            for contender in contenders:
-                # New prompts each time: a prefix cache must not help.
-                prompts = [random_prompt(rng, length) for length in case.prompt_lens]
-                value = case.measure(contender, prompts)
-                print(f"round {round_number}  {case.name}  {contender.name}: {value:.1f} {case.unit}", file=sys.stderr)
-                if round_number > 0:
-                    samples[case.name][contender.name].append(value)
-    return samples
+
+    def measure(case: Case, contender: Contender) -> float:
+        """With new prompts each time: a prefix cache must not help."""
+        return case.measure(contender, [random_prompt(rng, length) for length in case.prompt_lens])
+
+    works = {(case, one.name): partial(measure, case, one) for case in CASES for one in contenders}
+    values = in_turns(
+        works, num_rounds, describe=lambda key, value: f"{key[0].name}, {key[1]}: {value:.1f} {key[0].unit}"
+    )
+    return {case.name: {one.name: values[case, one.name] for one in contenders} for case in CASES}
 
 
 def cluster_figures(cluster: ClusterContender) -> list[Figure]:

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from kvasir.bench.command_line import positive
@@ -15,6 +16,7 @@ from kvasir.bench.lab.engine_runs import new_request, run_until_all_decode
 from kvasir.bench.lab.kv_quality_text import some_passages
 from kvasir.bench.lab.machine import Quiet
 from kvasir.bench.lab.page import as_page, lab_parser, write_page
+from kvasir.bench.lab.rounds import in_turns, median_ratio
 from kvasir.bench.markdown import spread, table
 from kvasir.cli.model import prepare_builtin_model
 from kvasir.common.speculative_config import SpeculativeConfig
@@ -64,12 +66,11 @@ def main(argv: list[str]) -> int:
         max_model_len=1024,
     )
     engine, _, _ = build_engine(settings)
-    rows = []
-    for num_seqs in options.concurrency:
-        for text in make_texts(model, num_seqs):
-            quiet.look()
-            plain, speculating = compare(engine, text, options.tokens, options.rounds)
-            rows.append(row(text.name, num_seqs, plain, speculating))
+    rows = [
+        row(text.name, num_seqs, *compare(engine, text, options.tokens, options.rounds, quiet))
+        for num_seqs in options.concurrency
+        for text in make_texts(model, num_seqs)
+    ]
     lines = [
         f"{model.name}, {options.threads} threads, {options.tokens} tokens a request,",
         f"{_CONFIG.model_dump_json(exclude_none=True)}.",
@@ -96,16 +97,13 @@ def make_texts(model: Path, num_seqs: int) -> list[Text]:
     return [Text("copy", copied, temperature=0.0), Text("free", free, temperature=1.0)]
 
 
-def compare(engine: Engine, text: Text, num_tokens: int, num_rounds: int) -> tuple[list[Outcome], list[Outcome]]:
-    """Without and with, in turns. What it has learnt of this text's drafts it keeps from round to round."""
+def compare(engine: Engine, text: Text, num_tokens: int, num_rounds: int, quiet: Quiet) -> list[list[Outcome]]:
+    """Without and with. What it has learnt of this text's drafts it keeps from round to round."""
     speculator = engine.speculator
     assert speculator is not None
     speculator.payoff = Payoff()
-    plain, speculating = [], []
-    for _ in range(1 + num_rounds):
-        plain.append(run(engine, None, text, num_tokens))
-        speculating.append(run(engine, speculator, text, num_tokens))
-    return plain[1:], speculating[1:]
+    works = {one: partial(run, engine, one, text, num_tokens) for one in (None, speculator)}
+    return list(in_turns(works, num_rounds, quiet).values())
 
 
 def run(engine: Engine, speculator: Speculator | None, text: Text, num_tokens: int) -> Outcome:
@@ -133,14 +131,14 @@ def run(engine: Engine, speculator: Speculator | None, text: Text, num_tokens: i
 
 
 def row(name: str, num_seqs: int, plain: Sequence[Outcome], speculating: Sequence[Outcome]) -> list[str]:
-    ratio = statistics.median(b.tokens_per_s / a.tokens_per_s for a, b in zip(plain, speculating, strict=True))
+    rates = [[one.tokens_per_s for one in own] for own in (plain, speculating)]
     num_drafts = sum(one.num_draft_tokens for one in speculating)
     num_kept = sum(one.num_accepted_tokens for one in speculating)
     return [
         name,
         str(num_seqs),
-        *(spread([one.tokens_per_s for one in own]) for own in (plain, speculating)),
-        f"{ratio:.2f}",
+        *map(spread, rates),
+        f"{median_ratio(rates[1], rates[0]):.2f}",
         f"{statistics.fmean(one.tokens_per_step for one in speculating):.2f}",
         f"{num_kept / max(num_drafts, 1):.0%} of {num_drafts}",
     ]

@@ -11,11 +11,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from kvasir.bench.command_line import positive
 from kvasir.bench.lab.machine import Quiet
 from kvasir.bench.lab.page import as_page, lab_parser, write_page
+from kvasir.bench.lab.rounds import in_turns
 from kvasir.bench.markdown import table
 from kvasir.cli.model import prepare_builtin_model
 
@@ -31,8 +33,12 @@ KINDS: dict[str, list[str]] = {
 _LONGEST_S = 110.0
 
 
-def start_node(model: Path, role: str, options: Sequence[str], environment: Mapping[str, str]) -> dict[str, float]:
-    """Seconds of each part. RuntimeError with the last lines of its log: it ended, or took too long."""
+def start_node(model: Path, kind: Sequence[str], environment: Mapping[str, str]) -> dict[str, float]:
+    """Seconds of each part. RuntimeError with the last lines of its log: it ended, or took too long.
+
+    kind: the role, and options
+    """
+    role, *options = kind
     command = [sys.executable, "-m", f"kvasir.{role}_node", "--model", str(model), "--listen", "127.0.0.1:0"]
     command += ["--metrics-port", "0", *options]
     started_s = time.perf_counter()
@@ -67,25 +73,18 @@ def main(argv: list[str]) -> int:
     add("--cold", action="store_true", help="also once with nothing compiled yet")
     options = parser.parse_args(argv)
     model, quiet = options.model or prepare_builtin_model(), Quiet()
-    rows: list[tuple[str, list[dict[str, float]]]] = [(kind, []) for kind in options.kinds]
-    for round_ in range(1 + options.rounds):
-        for kind, starts in rows:
-            role, *own = KINDS[kind]
-            quiet.look()
-            starts.append(start_node(model, role, own, os.environ))
-            print(f"round {round_} {kind}: {sum(starts[-1].values()):.2f} s", file=sys.stderr, flush=True)
-    for _, starts in rows:
-        del starts[0]  # it may have had to read files, or to compile
+    works = {kind: partial(start_node, model, KINDS[kind], os.environ) for kind in options.kinds}
+    starts = in_turns(works, options.rounds, quiet, lambda kind, parts_s: f"{kind}: {sum(parts_s.values()):.2f} s")
     if options.cold:
         with tempfile.TemporaryDirectory() as empty:
-            role, *own = KINDS[options.kinds[0]]
-            cold = start_node(model, role, own, os.environ | {"NUMBA_CACHE_DIR": empty})
-            rows.append((f"{options.kinds[0]}, nothing compiled", [cold]))
-    write_page(options.output, "start.md", as_markdown(quiet.about_machine(), rows))
+            kind = options.kinds[0]
+            cold = start_node(model, KINDS[kind], os.environ | {"NUMBA_CACHE_DIR": empty})
+            starts[f"{kind}, nothing compiled"] = [cold]
+    write_page(options.output, "start.md", as_markdown(quiet.about_machine(), starts))
     return 0
 
 
-def as_markdown(about: Mapping[str, object], rows: Sequence[tuple[str, Sequence[Mapping[str, float]]]]) -> str:
+def as_markdown(about: Mapping[str, object], starts: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     lines = [
         "Seconds from the start of a node's process, with the files in memory; medians. Imports: until it begins to",
         "load. Model: weights read and packed, the KV cache's memory touched, loops loaded from their cache, a first",
@@ -93,9 +92,9 @@ def as_markdown(about: Mapping[str, object], rows: Sequence[tuple[str, Sequence[
         "",
     ]
     cells = []
-    for kind, starts in rows:
-        parts_s = [statistics.median(start[part] for start in starts) for part in MARKS]
-        whole_s = statistics.median(sum(start.values()) for start in starts)
-        cells.append([kind, str(len(starts)), *(f"{s:.2f}" for s in [*parts_s, whole_s])])
+    for kind, own in starts.items():
+        parts_s = [statistics.median(start[part] for start in own) for part in MARKS]
+        whole_s = statistics.median(sum(start.values()) for start in own)
+        cells.append([kind, str(len(own)), *(f"{s:.2f}" for s in [*parts_s, whole_s])])
     header = f"node | starts | {' | '.join(MARKS)} | all"
     return as_page("From start to serving", about, [*lines, *table(header, cells)])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.bench.lab.kv import main, rotated
+from kvasir.bench.lab.kv import main
 from kvasir.bench.lab.kv_cases import CASES, SIZES, Contender, Places
 from kvasir.bench.lab.kv_crossover import Fetch, Row, num_blocks
 from kvasir.bench.lab.kv_crossover import as_markdown as crossover_as_markdown
@@ -72,11 +72,6 @@ def test_what_an_earlier_run_has_measured_stays(tmp_path: Path) -> None:
     assert "once" not in table
     written = json.loads((tmp_path / "kv.json").read_text())["results"]
     assert [one["num_bytes"] for one in written] == [2, 1, 64_000_000]
-
-
-def test_turns_rotate() -> None:
-    names = ["a", "b", "c"]
-    assert [rotated(names, number) for number in (0, 1, 3)] == [names, ["b", "c", "a"], names]
 
 
 def test_where_fetching_and_computing_cross() -> None:
