@@ -103,7 +103,9 @@ def compare(engine: Engine, text: Text, num_tokens: int, num_rounds: int, quiet:
     assert speculator is not None
     speculator.payoff = Payoff()
     works = {one: partial(run, engine, one, text, num_tokens) for one in (None, speculator)}
-    return list(in_turns(works, num_rounds, quiet).values())
+    outcomes = in_turns(works, num_rounds, quiet)
+    engine.speculator = speculator
+    return list(outcomes.values())
 
 
 def run(engine: Engine, speculator: Speculator | None, text: Text, num_tokens: int) -> Outcome:
