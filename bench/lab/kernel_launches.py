@@ -3,15 +3,34 @@
 To add a kernel: a function here that calls its launcher, and its name in LAUNCHES.
 """
 
+from collections.abc import Callable
+from typing import Any, get_args
+
 import torch
 from torch import Tensor
 
-from kvasir.bench.lab.kernel_launches_rows import HEADS, KV_HEADS, NUM_TOKENS, ROW_LAUNCHES, Launch, empty
+from kvasir.kernels.pack_blocks import Codec, payload_bytes
+from kvasir.kernels.sample import Bias, Penalties, SamplingTensors
 from kvasir.kernels.triton.decode_attention import decode_attention
+from kvasir.kernels.triton.gated import gated
+from kvasir.kernels.triton.pack_blocks import pack_blocks, unpack_blocks
 from kvasir.kernels.triton.prefill_attention import prefill_attention
+from kvasir.kernels.triton.qk_norm import qk_norm
+from kvasir.kernels.triton.quantized_linear import quantized_linear
+from kvasir.kernels.triton.rms_norm import rms_norm
+from kvasir.kernels.triton.sample import sample
 from kvasir.kernels.triton.write_kv import write_kv
 
+NUM_TOKENS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS = 4096, 4096, 14_336, 32, 8
 NUM_SEQUENCES, MAX_BLOCKS, NUM_BLOCKS, NUM_LAYERS, BLOCK_SIZE = 32, 8192, 65_536, 32, 16
+NUM_ROWS, VOCABULARY = 32, 128_256
+BLOCK_SHAPE = (NUM_LAYERS, 2, KV_HEADS, BLOCK_SIZE, 128)
+
+Launch = Callable[[torch.dtype], None]
+
+
+def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def _qkv_and_cache(num_tokens: int, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -55,6 +74,60 @@ def _decode(head_dim: int, tokens_each: int = 1, window: int = 0, softcap: float
     return launch
 
 
+def _rms_norm(dtype: torch.dtype) -> None:
+    hidden = empty(NUM_TOKENS, HIDDEN, dtype=dtype)
+    rms_norm(hidden, empty(HIDDEN, dtype=dtype), 1e-5, hidden)
+
+
+def _gated(activation: str) -> Launch:
+    def launch(dtype: torch.dtype) -> None:
+        gated(empty(NUM_TOKENS, 2 * INTERMEDIATE, dtype=dtype), activation)
+
+    return launch
+
+
+def _qk_norm(dtype: torch.dtype) -> None:
+    weight = empty(128, dtype=dtype)
+    qk_norm(empty(NUM_TOKENS, (HEADS + 2 * KV_HEADS) * 128, dtype=dtype), weight, weight, HEADS, KV_HEADS, 1e-6)
+
+
+def _packing(codec: Codec) -> Launch:
+    def launch(dtype: torch.dtype) -> None:
+        kv_cache = empty(1024, *BLOCK_SHAPE, dtype=dtype)
+        staging = empty(64, payload_bytes(kv_cache, codec), dtype=torch.uint8)
+        blocks = empty(64, dtype=torch.int64)
+        pack_blocks(kv_cache, blocks, staging, codec, range(KV_HEADS))
+        unpack_blocks(staging, blocks, kv_cache, codec, range(KV_HEADS))
+
+    return launch
+
+
+def _sample(dtype: torch.dtype) -> None:
+    floats, ints = empty(NUM_ROWS, dtype=torch.float32), empty(NUM_ROWS, dtype=torch.int64)
+    params: dict[str, Any] = {
+        "temperature": floats, "seeds": ints, "positions": ints, "top_k": empty(NUM_ROWS, dtype=torch.int32),
+        "top_p": floats, "min_p": floats,
+    }  # fmt: skip
+    logits = empty(NUM_ROWS, VOCABULARY, dtype=dtype)
+    sample(logits, SamplingTensors(**params))
+    penalties = Penalties(
+        repetition=floats, presence=floats, frequency=floats,
+        prompt_rows=ints, prompt_ids=ints, output_rows=ints, output_ids=ints,
+    )  # fmt: skip
+    allowed = empty(NUM_ROWS, VOCABULARY // 32, dtype=torch.int32)
+    bias = Bias(rows=ints, ids=ints, values=floats)
+    sample(logits, SamplingTensors(**params, bias=bias, penalties=penalties, allowed=allowed))
+
+
+def _linear(num_tokens: int, weight_dtype: torch.dtype, num_groups: int) -> Launch:
+    def launch(dtype: torch.dtype) -> None:
+        weight = empty(HIDDEN, HIDDEN, dtype=weight_dtype)
+        scales = empty(HIDDEN, num_groups, dtype=torch.float32)
+        quantized_linear(empty(num_tokens, HIDDEN, dtype=dtype), weight, scales)
+
+    return launch
+
+
 LAUNCHES: dict[str, Launch] = {
     "write_kv": _write_kv(128, 128),
     "write_kv, partial": _write_kv(80, 32),
@@ -72,5 +145,16 @@ LAUNCHES: dict[str, Launch] = {
     "decode_attention, D 128, window": _decode(128, window=4096),
     "decode_attention, D 128, 8 tokens": _decode(128, tokens_each=8),
     "decode_attention, D 256, soft cap": _decode(256, softcap=50.0),
-    **ROW_LAUNCHES,
+    "rms_norm": _rms_norm,
+    "silu_mul": _gated("silu"),
+    "gelu_mul": _gated("gelu"),
+    "qk_norm": _qk_norm,
+    **{f"pack and unpack, {codec}": _packing(codec) for codec in get_args(Codec)},
+    "sample": _sample,
+    "quantized_linear, int8, T 32": _linear(32, torch.int8, 1),
+    "quantized_linear, int8 in groups of 128, T 32": _linear(32, torch.int8, HIDDEN // 128),
+    "quantized_linear, fp8, T 32": _linear(32, torch.float8_e4m3fn, 1),
+    "quantized_linear, int8, T 4096": _linear(NUM_TOKENS, torch.int8, 1),
+    "quantized_linear, int8 in groups of 128, T 4096": _linear(NUM_TOKENS, torch.int8, HIDDEN // 128),
+    "quantized_linear, fp8, T 4096": _linear(NUM_TOKENS, torch.float8_e4m3fn, 1),
 }
