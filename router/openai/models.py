@@ -1,7 +1,7 @@
 """What a client may send, field by field. `null` for an optional field means that it is absent.
 
-Types are strict: "5" is no number and true is no integer. What depends on the model or on other fields (token ids,
-lengths) is checked where it is used.
+Types are strict: "5" is no number and true is no integer (1.0 is one). What depends on the model or on other fields
+(token ids, lengths) is checked where it is used.
 """
 
 from typing import Annotated, Any, Literal

@@ -13,6 +13,16 @@ from kvasir.router.openai.models import Body
 
 B = TypeVar("B", bound=Body)
 _MAX_CONTAINERS = 200_000
+_EXACT = 2**53  # from here on, a float may stand for several integers
+# Of pydantic's types of errors; what it says itself names Python's types, and our classes.
+_WANTED = {
+    "int_type": "an integer",
+    "float_type": "a number",
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    **dict.fromkeys(["dict_type", "model_type", "model_attributes_type"], "an object"),
+}
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 # They change nothing here, as at OpenAI's own servers for most models.
@@ -52,9 +62,14 @@ def parse(fields: dict[str, Any], kind: type[B]) -> tuple[B, int]:
 
 def validated(fields: dict[str, Any], kind: type[B]) -> B:
     try:
-        return kind.model_validate(fields)
+        return kind.model_validate({name: _whole(value) for name, value in fields.items()})
     except ValidationError as error:
         raise first_problem(error) from None
+
+
+def _whole(value: Any) -> Any:
+    """1.0 is 1, as JSON Schema has it: languages with one kind of numbers write what is whole like that."""
+    return int(value) if type(value) is float and value.is_integer() and abs(value) < _EXACT else value
 
 
 def json_object(data: bytes) -> dict[str, Any]:
@@ -93,7 +108,9 @@ def first_problem(error: ValidationError) -> InvalidRequest:
     param = path_of(problem["loc"])
     if problem["type"] == "missing":
         return InvalidRequest(f"you must provide '{param}'", param, "missing_required_parameter")
-    message = f"invalid '{param}': {problem['msg']}, got {_shown(problem['input'])}"
+    wanted = _WANTED.get(problem["type"])
+    said = f"it must be {wanted}" if wanted else problem["msg"].replace(" after validation", "")
+    message = f"invalid '{param}': {said}, got {_shown.repr(problem['input'])}"
     return InvalidRequest(message, param, "invalid_type" if problem["type"].endswith("_type") else "invalid_value")
 
 
@@ -105,6 +122,14 @@ def path_of(location: tuple[int | str, ...]) -> str:
     return path.removeprefix(".")
 
 
-def _shown(value: Any) -> str:
-    # Neither long nor deep, whatever it is.
-    return reprlib.repr(value)
+class _Shown(reprlib.Repr):
+    """Neither long nor deep, whatever it is; and what JSON has other words for is in these."""
+
+    def repr_NoneType(self, value: None, level: int) -> str:  # noqa: N802 - named after the type
+        return "null"
+
+    def repr_bool(self, value: bool, level: int) -> str:
+        return "true" if value else "false"
+
+
+_shown = _Shown()

@@ -106,6 +106,34 @@ async def test_codes_say_what_is_wrong(router: Router, body: dict[str, Any], par
 
 
 @pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ({"max_tokens": 1.5}, "invalid 'max_tokens': it must be an integer, got 1.5"),
+        ({"n": True}, "invalid 'n': it must be an integer, got true"),
+        ({"temperature": "1"}, "invalid 'temperature': it must be a number, got '1'"),
+        ({"model": None}, "invalid 'model': it must be a string, got null"),
+        ({"stream": {"a": [None, False]}}, "invalid 'stream': it must be true or false, got {'a': [null, false]}"),
+        ({"messages": {}}, "invalid 'messages': it must be a list, got {}"),
+        ({"messages": ["hi"]}, "invalid 'messages[0]': it must be an object, got 'hi'"),
+        ({"messages": []}, "invalid 'messages': List should have at least 1 item, not 0, got []"),
+        ({"logit_bias": [1]}, "invalid 'logit_bias': it must be an object, got [1]"),
+    ],
+    ids=range(9),
+)
+async def test_messages_have_the_words_of_json(router: Router, body: dict[str, Any], wanted: str) -> None:
+    assert check(await router.chat(**body))["message"] == wanted
+
+
+async def test_a_whole_number_is_an_integer_however_it_is_written(router: Router) -> None:
+    answer = await router.chat(max_tokens=2.0, n=1.0, top_k=-1.0, seed=7.0, priority=-0.0, temperature=1)
+    assert answer.status_code == 200
+    assert (await router.post("/v1/responses", input="x", max_output_tokens=2.0)).status_code == 200
+    [chat, response] = router.dispatcher.requests
+    assert (chat.sampling.max_tokens, chat.sampling.seed, response.sampling.max_tokens) == (2, 7, 2)
+    assert check(await router.chat(seed=float(2**53)))["param"] == "seed"  # it may have been another one
+
+
+@pytest.mark.parametrize(
     "prompt",
     [
         "x" * 200, "x" * 100_000, [], [[]], "", [""], [1, "a"], [1.5], [[1], "a"], [True], {}, 5, [300], [-1], [10**30],
