@@ -29,7 +29,10 @@ class NodeConfig(ServiceConfig):
     connector: str = Field(
         default="tcp", description="How KV blocks travel: tcp, redis, shared_storage, an installed one, module:Class."
     )
-    kv_listen: str = Field(default="", description="tcp: where others fetch from (host:port); default: any free port.")
+    kv_listen: str = Field(
+        default="",
+        description="Where others fetch blocks from (host:port; no interface's name); default: any free port.",
+    )
     kv_encryption: bool = Field(
         default=False,
         description="tcp: encrypt blocks, with keys derived from the cluster's secret; on all nodes or none.",

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -20,7 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from kvasir import __version__
-from kvasir.common.addresses import join_address, split_address, why_not_bindable
+from kvasir.common.addresses import join_address, listening, split_address
 from kvasir.common.errors import KVTransferError
 from kvasir.common.grpc_server import bind, check_listen, new_server
 from kvasir.common.secrets import cluster_secret
@@ -77,11 +77,22 @@ def run_node(config: NodeConfig, kind: NodeKind) -> int:
 
 
 def _check_ports(config: NodeConfig) -> None:
-    """OSError if one of them cannot be listened on."""
+    """OSError if one of them cannot be listened on, or if two are the same."""
     metrics = join_address(split_address(config.listen)[0], config.metrics_port)
-    for option, address in (("listen", config.listen), ("metrics-port", metrics), ("kv-listen", config.kv_listen)):
-        if address and (reason := why_not_bindable(*split_address(address))):
-            raise OSError(f"cannot listen on {address} (--{option}): {reason}")
+    options = {"listen": config.listen, "metrics-port": metrics, "kv-listen": config.kv_listen}
+    option_of: dict[int, str] = {}
+    with ExitStack() as held:
+        for option, address in options.items():
+            if not address:
+                continue
+            host, port = split_address(address)
+            try:
+                held.enter_context(listening(host, port))
+            except OSError as error:
+                reason = f"--{option_of[port]} has that port" if port in option_of else error.strerror or error
+                raise OSError(f"cannot listen on {address} (--{option}): {reason}") from error
+            if port:
+                option_of[port] = option
 
 
 def _leave(number: int, _: object) -> None:

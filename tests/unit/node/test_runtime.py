@@ -254,6 +254,7 @@ async def test_a_connector_that_cannot_be_what_it_was_told_to_be(
 
 
 def test_a_taken_port_is_found_before_the_model_is_loaded(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         taken = f"127.0.0.1:{port}"
@@ -263,6 +264,29 @@ def test_a_taken_port_is_found_before_the_model_is_loaded(caplog: pytest.LogCapt
         assert exit_status_of(listen="127.0.0.1:0", metrics_port=port) == 1
         assert "(--metrics-port): Address already in use" in caplog.text
     assert "loading" not in caplog.text
+
+
+def test_one_port_for_two_options_is_found_before_the_model_is_loaded(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    port = free_port()
+    one = f"127.0.0.1:{port}"
+    for options, words in (
+        ({"metrics_port": port}, f"cannot listen on {one} (--metrics-port): --listen has that port"),
+        ({"metrics_port": 0, "kv_listen": one}, f"cannot listen on {one} (--kv-listen): --listen has that port"),
+        ({"metrics_port": 0, "kv_listen": f"0.0.0.0:{port}"}, "(--kv-listen): --listen has that port"),
+        ({"listen": "127.0.0.1:0", "metrics_port": port, "kv_listen": one}, "(--kv-listen): --metrics-port has"),
+    ):
+        assert exit_status_of(**{"listen": one, **options}) == 1
+        assert words in caplog.text
+    assert "loading" not in caplog.text
+    assert exit_status_of(listen=one, metrics_port=0, kv_listen=f"127.0.0.2:{port}", connector="memory") == 1
+    assert "loading" in caplog.text, "the same port of another address is another port"
+
+
+def test_an_interface_is_no_address(caplog: pytest.LogCaptureFixture) -> None:
+    (name, *_) = (name for _, name in socket.if_nameindex())
+    assert exit_status_of(listen="127.0.0.1:0", metrics_port=0, kv_listen=f"{name}:0") == 1
+    assert f"cannot listen on {name}:0 (--kv-listen): that is an interface; an address of it is wanted" in caplog.text
 
 
 def exit_status_of(**options: Any) -> int:
