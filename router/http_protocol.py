@@ -14,6 +14,19 @@ from kvasir.router.openai.errors import HttpError, error_body
 _MAX_GATHERED_BYTES = 128 << 10  # of a request's head, or whatever else is not its body; and what one read may add
 
 
+class _UntilClosed(int):
+    """The length of a body that ends with its connection: whatever is sent of it, it is neither more nor less."""
+
+    def __lt__(self, other: int) -> bool:
+        return False
+
+    def __sub__(self, other: int) -> "_UntilClosed":
+        return self
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, outbox: Outbox, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -71,6 +84,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # this parser is done
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":  # it knows no chunks
+            self.cycle.chunked_encoding = False
+            self.cycle.expected_content_length = _UntilClosed()
         self.scope[WRITE_CHUNK] = ChunkWriter(self.cycle)  # type: ignore[literal-required]
 
     def on_body(self, body: bytes) -> None:

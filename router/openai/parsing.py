@@ -125,7 +125,7 @@ def path_of(location: tuple[int | str, ...]) -> str:
 class _Shown(reprlib.Repr):
     """Neither long nor deep, whatever it is; and what JSON has other words for is in these."""
 
-    def repr_NoneType(self, value: None, level: int) -> str:  # noqa: N802 - named after the type
+    def repr_NoneType(self, value: None, level: int) -> str:
         return "null"
 
     def repr_bool(self, value: bool, level: int) -> str:

@@ -128,3 +128,19 @@ async def test_a_client_that_ends_its_side_is_answered(port: int) -> None:
             answer = await read_to_end(reader)
         writer.close()
         assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+async def test_who_speaks_http_1_0_gets_no_chunks(port: int) -> None:
+    for body, is_streamed in ((BODY, False), (BODY[:-1] + b', "stream": true}', True)):
+        sent = HEAD.replace(b"1.1", b"1.0") + b"content-length: %d\r\n\r\n" % len(body) + body
+        head, _, answer = (await answer_to(port, sent)).partition(b"\r\n\r\n")
+        assert b"connection: close" in head
+        assert b"transfer-encoding" not in head
+        if is_streamed:
+            assert answer.startswith(b"id: ")
+            assert answer.endswith(b"data: [DONE]\n\n")
+        else:
+            assert json.loads(answer)["object"] == "text_completion"
+    head, _, answer = (await answer_to(port, b"HEAD / HTTP/1.0\r\n\r\n")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert answer == b""
