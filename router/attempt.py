@@ -17,12 +17,13 @@ from functools import partial
 from typing import cast
 
 from kvasir.common.errors import DeadlineExceeded, Draining, InvalidRequest, NumericalError, Overloaded, ServingError
-from kvasir.proto import common_pb2
 from kvasir.router import wire
 from kvasir.router.dispatch_metrics import DispatchMetrics
+from kvasir.router.handover import FirstTokens, Handover
 from kvasir.router.leg import Leg
 from kvasir.router.life import Life, Mark
 from kvasir.router.node_events import Admitted, Event, Failed, Progress, PromptLogprobs, Tokens, Transferred
+from kvasir.router.nodes import Role
 from kvasir.router.pool import NodePool
 from kvasir.router.queue import AdmissionQueue, Entry, Placement
 from kvasir.router.types import PositionLogprobs, TokenDelta
@@ -43,29 +44,6 @@ class TryAgain(Exception):
 class Attempt:
     """`hear` is told what there is to act on, for whoever then calls `act_on`: a node's words, room, the deadline."""
 
-    __slots__ = (
-        "_decode",
-        "_decode_has_spoken",
-        "_entry",
-        "_first",
-        "_first_tokens",
-        "_has_second",
-        "_hear",
-        "_is_transferred",
-        "_life",
-        "_metrics",
-        "_num_cached_on_decode",
-        "_num_cached_tokens",
-        "_outputs_before",
-        "_pool",
-        "_prefill",
-        "_progress",
-        "_prompt_logprobs",
-        "_queue",
-        "_ticket",
-        "_timer",
-    )
-
     def __init__(
         self,
         life: Life,
@@ -82,17 +60,13 @@ class Attempt:
         self._entry: Entry | None = None
         self._outputs_before = tuple(life.outputs[0])
         self._prefill: Leg | None = None
+        self._handover: Handover | None = None  # None: the decode node computes the prompt, or has all of it
         self._decode: Leg | None = None
-        self._ticket: common_pb2.Ticket | None = None  # None: nobody computes the prompt elsewhere (any more)
-        self._progress: Progress | None = None
-        self._first_tokens: dict[int, tuple[int, ...]] = {}  # from the prefill node, by sequence
-        self._first: tuple[tuple[int, ...], ...] | None = None  # what the decode node continues with, when known
-        self._num_cached_tokens = 0
+        self._first: FirstTokens | None = None  # what the decode node continues with, when known
         self._num_cached_on_decode = 0
         self._prompt_logprobs: list[PositionLogprobs] = []
         self._decode_has_spoken = False
         self._has_second = False  # of the tokens since the request's beginning
-        self._is_transferred = False
         late = DeadlineExceeded("the request's time is over")
         self._timer = asyncio.get_running_loop().call_at(life.deadline_s, hear, self, None, late)
         self._wait_for_room(wants_prefill=True)
@@ -103,7 +77,7 @@ class Attempt:
         if sequence is None:
             return
         if self._decode is not None and self._first is not None:  # else when the others are continued
-            self._cancel_on_decode(self._decode, sequence)
+            self._decode.send(wire.cancel(Role.DECODE, self._decode.handle, sequence))
         self._hear(None, None)
 
     def close(self) -> None:
@@ -111,7 +85,8 @@ class Attempt:
         self._timer.cancel()
         if self._entry is not None:
             self._queue.leave(self._entry)
-        self._entry, self._hear = None, _nobody_hears  # they lead back here: nothing must wait for garbage collection
+        # They lead back here, and nothing must wait for garbage collection.
+        self._entry, self._hear = None, lambda source, event: None
         for leg in (self._prefill, self._decode):
             if leg is not None:
                 leg.close()
@@ -123,10 +98,9 @@ class Attempt:
                 if type(event) is Tokens:
                     return self._next_tokens(source, event)
                 self._decode_says(source, cast(Event, event))
-                return None
-            if source is self._prefill:
-                return self._prefill_says(source, cast(Event, event))
-            return None  # the last words of a leg that has been closed
+            elif source is self._prefill and self._handover is not None:
+                return self._prefill_says(source, self._handover, cast(Event, event))
+            return None  # else the last words of a leg that has been closed
         if isinstance(event, Placement):
             self._start(event)
         elif isinstance(event, ServingError):
@@ -136,7 +110,7 @@ class Attempt:
     # --- room and start --------------------------------------------------------------------------------------------
 
     def _wait_for_room(self, *, wants_prefill: bool) -> None:
-        connector = self._ticket.connector if self._ticket is not None else None
+        connector = self._handover.ticket.connector if self._handover is not None else None
         need = self._life.need(wants_prefill=wants_prefill, connector=connector)
         self._entry = Entry(self._life.turn, need, partial(self._hear, None))
         self._queue.join(self._entry)
@@ -149,33 +123,33 @@ class Attempt:
             request.sampling.ClearField("prompt_logprobs")  # they have been told
         if placement.prefill is not None:
             self._prefill = Leg(placement.prefill, self._hear)
-            self._ticket = wire.ticket_to(self._prefill.node.info, transfer_id=uuid.uuid4().hex)
-            self._prefill.send(wire.start_prefill(self._prefill.handle, request, self._ticket))
+            new_ticket = wire.ticket_to(self._prefill.node.info, transfer_id=uuid.uuid4().hex)
+            self._handover = Handover(new_ticket, self._life.request.num_sequences)
+            self._prefill.send(wire.start_prefill(self._prefill.handle, request, new_ticket))
             self._metrics.attempts(prefill="remote")
-        elif self._ticket is None:
-            self._first = ((),)  # sampled where it is computed
+        elif self._handover is None:
+            self._first = ((),)
             self._metrics.attempts(prefill="local")
             self._metrics.local_prefills(reason=placement.why_local)
-        self._decode = Leg(placement.decode, self._hear)
-        self._decode.send(wire.start_decode(self._decode.handle, request, self._ticket))
-        if self._progress is not None:
-            self._decode.send(wire.report_progress(self._decode.handle, self._progress))
+        decode = self._decode = Leg(placement.decode, self._hear)
+        ticket, progress = (None, None) if self._handover is None else (self._handover.ticket, self._handover.progress)
+        decode.send(wire.start_decode(decode.handle, request, ticket))
+        if progress is not None:
+            decode.send(wire.report_progress(decode.handle, progress))
         if self._first is not None:
             self._continue_with(self._first)
 
     # --- prefill node ----------------------------------------------------------------------------------------------
 
-    def _prefill_says(self, prefill: Leg, event: Event) -> TokenDelta | None:
+    def _prefill_says(self, prefill: Leg, handover: Handover, event: Event) -> TokenDelta | None:
         match event:
             case Tokens():
-                return self._take_first(prefill, event)
+                return self._take_first(prefill, handover, event)
             case Admitted():
-                self._num_cached_tokens = event.num_cached_tokens + event.num_fetched_tokens
-                prefill.reservation.is_admitted = True
-                self._metrics.admitted(prefill.reservation, event.num_cached_tokens)
-                prefill.reservation.queued_at_most(self._life.num_tokens - self._num_cached_tokens)
+                handover.num_cached_tokens = event.num_cached_tokens + event.num_fetched_tokens
+                self._admitted(prefill, event, handover.num_cached_tokens)
             case Progress():
-                self._progress = event
+                handover.progress = event
                 num_computed = event.num_blocks * prefill.node.info.block_size
                 prefill.reservation.queued_at_most(self._life.num_tokens - num_computed)
                 if self._decode is not None:
@@ -183,66 +157,67 @@ class Attempt:
             case PromptLogprobs():
                 self._prompt_logprobs.extend(event.positions)
             case Failed():
-                self._prefill_failed(prefill, event.error)
+                self._prefill_failed(prefill, handover, event.error)
             case Transferred():
                 pass  # what it fetched for itself
         return None
 
-    def _take_first(self, prefill: Leg, tokens: Tokens) -> TokenDelta | None:
+    def _take_first(self, prefill: Leg, handover: Handover, tokens: Tokens) -> TokenDelta | None:
         """The decode node goes on when the first tokens of all sequences are here: they come from one step."""
-        self._first_tokens[tokens.sequence] = tokens.token_ids
+        handover.first_tokens[tokens.sequence] = tokens.token_ids
         if tokens.finish_reason == "handed_off":
             tokens = tokens._replace(finish_reason=None)
-        delta = self._life.take(tokens, prefill.address, self._prompt_logprobs, self._num_cached_tokens)
-        num_sequences = self._life.request.num_sequences
-        if len(self._first_tokens) == num_sequences:
+        delta = self._life.take(tokens, prefill.address, self._prompt_logprobs, handover.num_cached_tokens)
+        first = handover.all_first
+        if first is not None:
             prefill.has_ended = True
             prefill.reservation.release()
             if self._life.open:
-                self._continue_with(tuple(self._first_tokens[sequence] for sequence in range(num_sequences)))
-            self._release_if_done()
+                self._continue_with(first)
+            self._end_handover_if_done(handover)
         return delta
 
-    def _prefill_failed(self, prefill: Leg, error: ServingError) -> None:
+    def _prefill_failed(self, prefill: Leg, handover: Handover, error: ServingError) -> None:
         self._let_go(prefill, error)
         self._prefill = None
-        if self._decode is None or (self._first is None and self._first_tokens):
+        if self._decode is None or (self._first is None and not self._can_do_without(prefill, handover)):
             raise TryAgain(error)
         if self._first is None:
-            wants_scores = self._life.request.sampling.prompt_logprobs is not None
-            if wants_scores or self._pool.can_prefill_elsewhere(self._life.need(wants_prefill=True), prefill.node):
-                raise TryAgain(error)
             self._count_failure(error)
-            self._compute_the_rest(self._decode, error)
-            self._num_cached_tokens = self._num_cached_on_decode
+        elif handover.outlives_sender:
+            return
+        # No further block will come: the decode node keeps what has landed, and computes the rest.
+        self._decode.send(wire.abort_transfer(self._decode.handle, str(error)))
+        self._handover = None
+        if self._first is None:
             self._continue_with(((),))
-        elif not self._all_is_in_a_store():
-            self._compute_the_rest(self._decode, error)
 
-    def _compute_the_rest(self, decode: Leg, error: ServingError) -> None:
-        """No further block will come; what has landed is kept."""
-        decode.send(wire.abort_transfer(decode.handle, str(error)))
-        self._ticket = None
+    def _can_do_without(self, prefill: Leg, handover: Handover) -> bool:
+        """Nothing has been said yet that only a prefill node could go on with, and there is no other one."""
+        wants_scores = self._life.request.sampling.prompt_logprobs is not None
+        need = self._life.need(wants_prefill=True)
+        return not (handover.first_tokens or wants_scores or self._pool.can_prefill_elsewhere(need, prefill.node))
 
-    def _all_is_in_a_store(self) -> bool:
-        is_store = self._ticket is not None and not self._ticket.endpoints
-        return is_store and self._progress is not None and self._progress.committed
+    def _end_handover_if_done(self, handover: Handover) -> None:
+        """The ticket has served when the blocks are over there and the first tokens are here."""
+        if self._prefill is not None and self._prefill.has_ended and handover.is_fetched:
+            self._prefill.close()
+            self._prefill = self._handover = None
 
     # --- decode node -----------------------------------------------------------------------------------------------
 
     def _decode_says(self, decode: Leg, event: Event) -> None:
         match event:
             case Admitted():
-                decode.reservation.is_admitted = True
-                self._metrics.admitted(decode.reservation, event.num_cached_tokens)
-                decode.reservation.queued_at_most(self._life.num_tokens - event.num_cached_tokens)
+                self._admitted(decode, event, event.num_cached_tokens)
                 self._num_cached_on_decode = event.num_cached_tokens
-                if self._ticket is None:
-                    self._num_cached_tokens = event.num_cached_tokens + event.num_fetched_tokens
+                if self._handover is None:
+                    self._num_cached_on_decode += event.num_fetched_tokens
             case Transferred():
                 self._metrics.transferred(event)
-                self._is_transferred = True
-                self._release_if_done()
+                if self._handover is not None:
+                    self._handover.is_fetched = True
+                    self._end_handover_if_done(self._handover)
             case PromptLogprobs():
                 self._prompt_logprobs.extend(event.positions)
             case Failed():
@@ -256,7 +231,7 @@ class Attempt:
         if not self._has_second and life.has_begun:
             self._has_second = True
             life.mark(Mark.DECODE_START)
-        delta = life.take(tokens, decode.address, self._prompt_logprobs, self._num_cached_tokens)
+        delta = life.take(tokens, decode.address, self._prompt_logprobs, self._num_cached_on_decode)
         decode.has_ended = not life.open
         decode.reservation.holds(life.num_tokens)
         return delta
@@ -264,32 +239,28 @@ class Attempt:
     def _decode_failed(self, decode: Leg, error: ServingError) -> None:
         self._let_go(decode, error)
         self._decode = None
-        if self._ticket is None or self._decode_has_spoken:
+        if self._handover is None or self._decode_has_spoken:
             raise TryAgain(error)
         self._count_failure(error)
-        self._is_transferred = False
+        self._handover.is_fetched = False
         self._wait_for_room(wants_prefill=False)  # the prefill goes on, whoever will take its blocks
 
-    # --- both ------------------------------------------------------------------------------------------------------
-
-    def _continue_with(self, first: tuple[tuple[int, ...], ...]) -> None:
+    def _continue_with(self, first: FirstTokens) -> None:
         """Also those that their first token has ended, or their reader: what others need is where they are."""
         self._first = first
         if self._decode is not None:
             self._decode.send(wire.continue_decode(self._decode.handle, first))
             for sequence in range(self._life.request.num_sequences):
                 if sequence not in self._life.open:
-                    self._cancel_on_decode(self._decode, sequence)
+                    self._decode.send(wire.cancel(Role.DECODE, self._decode.handle, sequence))
 
-    def _cancel_on_decode(self, decode: Leg, sequence: int) -> None:
-        decode.send(wire.cancel(decode.node.info.role, decode.handle, sequence))
+    # --- either ----------------------------------------------------------------------------------------------------
 
-    def _release_if_done(self) -> None:
-        """The ticket has served when the blocks are over there and the first token is here."""
-        if self._prefill is not None and self._prefill.has_ended and self._is_transferred:
-            self._prefill.close()
-            self._prefill = None
-            self._ticket = None
+    def _admitted(self, leg: Leg, event: Admitted, num_tokens_there: int) -> None:
+        """The node has begun with it, and need not compute so many of its tokens."""
+        leg.reservation.is_admitted = True
+        self._metrics.admitted(leg.reservation, event.num_cached_tokens)
+        leg.reservation.queued_at_most(self._life.num_tokens - num_tokens_there)
 
     def _count_failure(self, error: ServingError) -> None:
         self._metrics.retries(reason=type(error).__name__)
@@ -302,7 +273,3 @@ class Attempt:
         leg.close()
         if isinstance(error, _REQUESTS_OWN_FAULT):
             raise error
-
-
-def _nobody_hears(source: Leg | None, event: Heard) -> None:
-    pass
