@@ -6,9 +6,26 @@ from typing import Any, Protocol
 from kvasir.common.errors import ServingError
 from kvasir.common.metrics import Metrics
 from kvasir.router.metrics import RouterMetrics
-from kvasir.router.types import Backend
+from kvasir.router.types import ClusterLimits
 
 Picture = dict[str, Any]  # of one process: see `page.picture`
+
+
+class Readiness(Protocol):
+    """What it takes of the dispatching half to say whether it is ready; `kvasir.router.dispatch.Dispatcher` is one."""
+
+    @property
+    def is_ready(self) -> bool:
+        """A decode node is alive, and the last canary went through all tiers."""
+        ...
+
+    def has_joined(self, num_prefill: int, num_decode: int) -> bool:
+        """At least so many nodes are here, and the last canary was sent after the last of them came."""
+        ...
+
+    def limits(self) -> ClusterLimits:
+        """Raises NodeUnavailable while no decode node is here."""
+        ...
 
 
 class Overview(Protocol):
@@ -36,24 +53,24 @@ class OwnOverview:
 
     def __init__(
         self,
-        backend: Backend,
+        readiness: Readiness,
         metrics: Metrics,
         router_metrics: RouterMetrics,
         take_picture: Callable[[str], Picture] = lambda answer: {},
     ) -> None:
-        self._backend = backend
+        self._readiness = readiness
         self._metrics = metrics
         self._router_metrics = router_metrics
         self._take_picture = take_picture
 
     async def why_not_ready(self, num_prefill: int, num_decode: int) -> str:
-        if not self._backend.is_ready:
+        if not self._readiness.is_ready:
             try:
-                self._backend.limits()
+                self._readiness.limits()
             except ServingError as error:
                 return str(error)
             return "the last canary did not go through all tiers, or none has yet"
-        if (num_prefill or num_decode) and not self._backend.has_joined(num_prefill, num_decode):
+        if (num_prefill or num_decode) and not self._readiness.has_joined(num_prefill, num_decode):
             return "not all nodes have joined, or no canary has gone through them yet"
         return ""
 

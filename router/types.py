@@ -1,7 +1,7 @@
 """The nouns between the two halves of the router: the HTTP half makes `RoutedRequest`s, the dispatching half answers
 with `TokenDelta`s. Neither knows anything else of the other."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -123,10 +123,10 @@ class Reader:
 class Source(Protocol):
     """Where tokens come from."""
 
-    def generate(self, request: RoutedRequest, reader: Reader | None = None) -> AsyncIterator[TokenDelta]:
+    def generate(self, request: RoutedRequest, reader: Reader | None = None) -> AsyncGenerator[TokenDelta]:
         """The tokens as they come, of all sequences. `aclose()` cancels everywhere at once.
 
-        An async generator: nothing happens before the first `__anext__`. Raises ServingErrors, and only when nothing
+        Nothing happens before the first `__anext__`. Raises ServingErrors, and only when nothing
         is left that could compute: InvalidRequest, Overloaded (with retry_after_s), NodeUnavailable,
         DeadlineExceeded, NumericalError. None of the tokens yielded before are taken back.
         """
@@ -134,16 +134,7 @@ class Source(Protocol):
 
 
 class Backend(Source, Protocol):
-    """All that the HTTP half knows of the dispatching half; `kvasir.router.dispatch.Dispatcher` is one."""
-
-    @property
-    def is_ready(self) -> bool:
-        """A decode node is alive, and the last canary went through all tiers."""
-        ...
-
-    def has_joined(self, num_prefill: int, num_decode: int) -> bool:
-        """At least so many nodes are here, and the last canary was sent after the last of them came."""
-        ...
+    """What endpoints know of the dispatching half; `kvasir.router.dispatch.Dispatcher` is one."""
 
     def limits(self) -> ClusterLimits:
         """Raises NodeUnavailable while no decode node is here."""

@@ -25,8 +25,8 @@ from kvasir.router.openai.reading import ModelHabits, Reading, reading_of
 from kvasir.router.openai.routing import routed_requests
 from kvasir.router.openai.sampling import text_rules_of
 from kvasir.router.openai.serving import Endpoint, Generation, Serving
+from kvasir.router.openai.stream_notes import StreamOrigin
 from kvasir.router.openai.structured import checked, with_grammar
-from kvasir.router.openai.tape import StreamOrigin
 from kvasir.router.text.answer_reader import AnswerReader
 from kvasir.router.text.chat_renderer import ChatRenderer
 from kvasir.router.text.tokenizer import TextTokenizer

@@ -79,6 +79,11 @@ class ModelNotFound(NotFound):
         super().__init__(f"the model {reprlib.repr(name)} does not exist", "model", "model_not_found")
 
 
+class StreamNotKept(HttpError):
+    def __init__(self) -> None:
+        super().__init__(404, "this stream is not kept (any more)", "stream_not_found")
+
+
 def no_route(method: str, path: str) -> HttpError:
     return HttpError(404, f"there is no {method} {path}", "unknown_route")
 

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from typing import NamedTuple
 
 from kvasir.router.openai.errors import HttpError
-from kvasir.router.openai.tape import StreamLog
+from kvasir.router.openai.stream_notes import StreamLog
 
 _EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,128})(?:\.([0-9a-f]{32}))?:([0-9]{1,18})")
 

@@ -11,10 +11,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 
 from kvasir.common.errors import Overloaded
-from kvasir.router.openai.errors import error_body
+from kvasir.router.openai.errors import StreamNotKept, error_body
 from kvasir.router.openai.event_ids import EventId, Numbering, parse_event_id
 from kvasir.router.openai.sse import EventStream, event
-from kvasir.router.openai.tape import StreamLog, StreamOrigin, TakenStream, not_kept
+from kvasir.router.openai.stream_notes import StreamLog, StreamOrigin, TakenStream
 
 
 def _nothing() -> None:
@@ -71,7 +71,7 @@ class KeptStream:
             while True:
                 while after < self._num_dropped + len(self._events):
                     if after < self._num_dropped:  # too slow a reader
-                        yield event(error_body(not_kept()))
+                        yield event(error_body(StreamNotKept()))
                         return
                     yield self._events[after - self._num_dropped]
                     after += 1
@@ -189,7 +189,7 @@ class KeptStreams:
         event_id = parse_event_id(last_event_id)
         stream = self._streams.get((owner, event_id.response_id))
         if stream is None or not stream.has(event_id):
-            raise not_kept()
+            raise StreamNotKept
         return stream.read(after=event_id.number)
 
     async def resume(self, owner: str, last_event_id: str, endpoint: str) -> EventStream | TakenStream:

@@ -5,11 +5,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from kvasir.router.openai.errors import HttpError
+from kvasir.router.openai.errors import StreamNotKept
 from kvasir.router.openai.event_ids import parse_event_id
 from kvasir.router.openai.kept_streams import KeptStreams
 from kvasir.router.openai.sse import EventStream
-from kvasir.router.openai.tape import StreamLog, StreamOrigin, TakenStream
+from kvasir.router.openai.stream_notes import StreamLog, StreamOrigin, TakenStream
 
 _FOUND_WITHIN_S = 5.0
 _LOOK_AGAIN_S = 0.1
@@ -52,9 +52,7 @@ class NotedStreams(KeptStreams):
         while True:
             try:
                 return await super().resume(owner, last_event_id, endpoint)
-            except HttpError as error:
-                if error.status != 404:
-                    raise
+            except StreamNotKept:
                 found: TakenStream | bool = True  # here, where it has not come so far again
                 if not self.is_coming(owner, event_id):
                     for resumed in self._elsewhere:

@@ -19,13 +19,13 @@ from kvasir.router.openai.begun import Begun
 from kvasir.router.openai.bodies import Bodies
 from kvasir.router.openai.body import read_body
 from kvasir.router.openai.client_gone import unless_gone
-from kvasir.router.openai.errors import CLIENT_LEFT, json_response
+from kvasir.router.openai.errors import CLIENT_LEFT, StreamNotKept, json_response
 from kvasir.router.openai.event_ids import Numbering, parse_event_id
 from kvasir.router.openai.kept_streams import KeptStreams
 from kvasir.router.openai.models import GenerationBody
 from kvasir.router.openai.opening import Opening
 from kvasir.router.openai.sse import HEARTBEAT_S, EventStream
-from kvasir.router.openai.tape import StreamLog, StreamOrigin, TakenStream, not_kept
+from kvasir.router.openai.stream_notes import StreamLog, StreamOrigin, TakenStream
 from kvasir.router.tenants.tenant import current_tenant
 
 B = TypeVar("B", bound=GenerationBody)
@@ -80,7 +80,7 @@ class Serving:
     async def _resume(self, request: Request, endpoint: Endpoint[B], last_event_id: str) -> Response:
         await read_body(request, self._max_request_bytes)
         if not parse_event_id(last_event_id).response_id.startswith(endpoint.id_prefix):
-            raise not_kept()  # there: it is another endpoint's
+            raise StreamNotKept  # here: it is another endpoint's
         found = await self._streams.resume(current_tenant.get().owner, last_event_id, endpoint.name)
         if isinstance(found, EventStream):
             return found

@@ -5,79 +5,19 @@ Events follow from tokens, and from how they came together; that is noted too, s
 """
 
 import asyncio
-import math
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, cast
-
-import orjson
 
 from kvasir.router.merge import merge
 from kvasir.router.openai.answer import AnswerRecord
-from kvasir.router.openai.errors import HttpError
-from kvasir.router.types import Continued, PositionLogprobs, Reader, RoutedRequest, Source, TokenDelta
+from kvasir.router.openai.errors import StreamNotKept
+from kvasir.router.openai.stream_notes import Asked, StreamLog, TakenStream
+from kvasir.router.types import Continued, Reader, RoutedRequest, Source, TokenDelta
 
 _MANY = 32  # replayed in one turn
 _MAX_PENDING = 64  # tokens of all prompts together that nobody has taken yet
-
-
-class StreamLog(Protocol):
-    """Of one stream. What fails here costs the stream its second life, and nothing else."""
-
-    @property
-    def branch(self) -> str:
-        """Empty while whoever goes on with the stream goes on behind what its client has been told; else a name for
-        what is told from now on, which only we have."""
-        ...
-
-    async def begin(self, requests: Sequence[RoutedRequest]) -> None:
-        """One a prompt."""
-        ...
-
-    async def add(self, delta: TokenDelta) -> None:
-        """Returns when it is safe."""
-        ...
-
-    def forget(self) -> None:
-        """Nobody goes on with it."""
-        ...
-
-    def give_back(self) -> None:
-        """Somebody else may go on with it: we cannot."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOrigin:
-    """What an answer has from its beginning, and keeps wherever it goes on."""
-
-    response_id: str
-    created: int  # seconds since 1970
-    endpoint: str = ""
-    body: bytes = b""  # as the client sent it
-    timeout_s: float | None = None  # of the whole answer, from `created` on
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What nodes were asked for one prompt, and what another process cannot know."""
-
-    seed: int
-    max_tokens: int
-    prompt_token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakenStream:
-    """One whose process has died; whoever has it goes on with it, or gives it back."""
-
-    origin: StreamOrigin
-    asked: Sequence[Asked]  # one a prompt
-    deltas: list[TokenDelta]
-    log: StreamLog
-    last_event: int  # that the client has
 
 
 class Tape:
@@ -105,13 +45,7 @@ class Tape:
         if self._taken is not None:
             return self._continued(requests, readers, self._taken)
         parts = [_Part(at * one.num_sequences, one, readers[at]) for at, one in enumerate(requests)]
-        return self._together(parts) if self._log is None else self._noted(parts, self._log)
-
-    async def _noted(self, parts: "Sequence[_Part]", log: StreamLog) -> AsyncGenerator[TokenDelta, None]:
-        await log.begin([part.request for part in parts])
-        async with aclosing(self._live(parts, log)) as deltas:
-            async for delta in deltas:
-                yield delta
+        return self._together(parts) if self._log is None else self._noted(parts, self._log, is_new=True)
 
     async def _continued(
         self, requests: Sequence[RoutedRequest], readers: Sequence[Reader], taken: TakenStream
@@ -137,12 +71,16 @@ class Tape:
             return
         if self._is_behind():
             taken.log.forget()
-            raise not_kept()
-        async with aclosing(self._live(parts, taken.log)) as deltas:
+            raise StreamNotKept
+        async with aclosing(self._noted(parts, taken.log, is_new=False)) as deltas:
             async for delta in deltas:
                 yield delta
 
-    async def _live(self, parts: "Sequence[_Part]", log: StreamLog) -> AsyncGenerator[TokenDelta, None]:
+    async def _noted(
+        self, parts: "Sequence[_Part]", log: StreamLog, *, is_new: bool
+    ) -> AsyncGenerator[TokenDelta, None]:
+        if is_new:
+            await log.begin([part.request for part in parts])
         try:
             async with aclosing(self._together(parts)) as deltas:
                 async for delta in deltas:
@@ -155,7 +93,7 @@ class Tape:
     def _together(self, parts: "Sequence[_Part]") -> AsyncGenerator[TokenDelta, None]:
         """If one fails, so do all."""
         if len(parts) == 1 and parts[0].first_sequence == 0 and parts[0].request.continued is None:
-            return cast(AsyncGenerator[TokenDelta, None], self._source.generate(parts[0].request, parts[0].reader))
+            return self._source.generate(parts[0].request, parts[0].reader)
         tokens = [part.generate(self._source) for part in parts]
         return tokens[0] if len(tokens) == 1 else merge(tokens, _MAX_PENDING)
 
@@ -169,8 +107,7 @@ class _Part:
     reader: Reader
 
     async def generate(self, source: Source) -> AsyncGenerator[TokenDelta, None]:
-        tokens = cast(AsyncGenerator[TokenDelta, None], source.generate(self.request, self.reader))
-        async with aclosing(tokens) as deltas:
+        async with aclosing(source.generate(self.request, self.reader)) as deltas:
             async for delta in deltas:
                 if self.request.continued is not None:  # this has been said
                     delta = delta._replace(prompt_logprobs=(), num_cached_tokens=None)
@@ -212,42 +149,3 @@ class _Replay:
 
     def _sequences(self, prompt: int) -> range:
         return range(prompt * self._num_sequences, (prompt + 1) * self._num_sequences)
-
-
-def not_kept() -> HttpError:
-    return HttpError(404, "this stream is not kept (any more)", "stream_not_found")
-
-
-def line_of(delta: TokenDelta) -> bytes:
-    return orjson.dumps(tuple(delta), option=orjson.OPT_APPEND_NEWLINE)
-
-
-def deltas_of(lines: bytes) -> list[TokenDelta]:
-    return [_delta(*orjson.loads(line)) for line in lines.splitlines()]
-
-
-def _delta(
-    sequence: int,
-    token_ids: list[int],
-    finish_reason: str | None,
-    logprobs: list[dict[str, Any]],
-    prompt_logprobs: list[dict[str, Any]],
-    num_cached_tokens: int | None,
-    served_by: str,
-) -> TokenDelta:
-    return TokenDelta(
-        sequence=sequence,
-        token_ids=tuple(token_ids),
-        finish_reason=finish_reason,
-        logprobs=tuple(_positions(logprobs)),
-        prompt_logprobs=tuple(_positions(prompt_logprobs)),
-        num_cached_tokens=num_cached_tokens,
-        served_by=served_by,
-    )
-
-
-def _positions(values: Iterable[dict[str, Any]]) -> Iterator[PositionLogprobs]:
-    """JSON has no infinity: what has no value was the lowest."""
-    for value in values:
-        entries = ((token_id, -math.inf if logprob is None else logprob) for token_id, logprob in value["entries"])
-        yield PositionLogprobs(tuple(entries), value["rank"])

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import cast
 
 from kvasir.router.tenants.limiter import Limiter
 from kvasir.router.tenants.tenant import NO_LIMITS, current_tenant
@@ -17,13 +16,6 @@ class TenantBackend:
         self._limiter = limiter
         self._isolates = isolates
 
-    @property
-    def is_ready(self) -> bool:
-        return self._backend.is_ready
-
-    def has_joined(self, num_prefill: int, num_decode: int) -> bool:
-        return self._backend.has_joined(num_prefill, num_decode)
-
     def limits(self) -> ClusterLimits:
         return self._backend.limits()
 
@@ -31,7 +23,7 @@ class TenantBackend:
         tenant, reader = current_tenant.get(), reader or Reader()
         if self._isolates:
             request = replace(request, cache_salt=tenant.salted(request.cache_salt))
-        deltas = cast(AsyncGenerator[TokenDelta, None], self._backend.generate(request, reader))
+        deltas = self._backend.generate(request, reader)
         if tenant.limits == NO_LIMITS:
             return deltas
-        return self._limiter.limited(tenant, len(request.prompt_token_ids), deltas, lambda: reader.num_tokens_taken)
+        return self._limiter.limited(tenant, len(request.prompt_token_ids), deltas, reader)

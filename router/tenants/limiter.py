@@ -6,21 +6,13 @@ import math
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import Protocol, TypeVar
 
 from kvasir.router.openai.errors import HttpError
 from kvasir.router.tenants.budgets import Balance, Budget, Budgets
 from kvasir.router.tenants.tenant import Tenant
+from kvasir.router.types import Reader, TokenDelta
 
 log = logging.getLogger(__name__)
-
-
-class HasTokens(Protocol):
-    @property
-    def token_ids(self) -> tuple[int, ...]: ...
-
-
-D = TypeVar("D", bound=HasTokens)
 
 
 class RateLimited(HttpError):
@@ -46,13 +38,9 @@ class Limiter:
         await self._budgets.close()
 
     async def limited(
-        self,
-        tenant: Tenant,
-        num_prompt_tokens: int,
-        deltas: AsyncGenerator[D, None],
-        num_tokens_beside: Callable[[], int] = lambda: 0,
-    ) -> AsyncGenerator[D, None]:
-        """The same deltas; `num_tokens_beside`: tokens that have gone past here.
+        self, tenant: Tenant, num_prompt_tokens: int, deltas: AsyncGenerator[TokenDelta], reader: Reader
+    ) -> AsyncGenerator[TokenDelta]:
+        """The same deltas; those that `reader` takes go past here, and count.
 
         Raises RateLimited before the first one, and then has asked for none.
         """
@@ -65,7 +53,7 @@ class Limiter:
                     num_tokens += len(delta.token_ids)
                     yield delta
             finally:
-                await asyncio.shield(self._charge(tenant, num_tokens + num_tokens_beside()))
+                await asyncio.shield(self._charge(tenant, num_tokens + reader.num_tokens_taken))
 
     @asynccontextmanager
     async def _place(self, tenant: Tenant) -> AsyncIterator[None]:

@@ -13,8 +13,15 @@ import grpc.aio
 from kvasir.common.logging import Sparse
 from kvasir.proto import workers_pb2 as pb
 from kvasir.router.batches import Batches
-from kvasir.router.openai.stream_head import head_of, origin_of, taken_stream
-from kvasir.router.openai.tape import StreamLog, StreamOrigin, TakenStream, line_of
+from kvasir.router.openai.stream_notes import (
+    StreamLog,
+    StreamOrigin,
+    TakenStream,
+    head_of,
+    line_of,
+    origin_of,
+    taken_stream,
+)
 from kvasir.router.types import RoutedRequest, TokenDelta
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from kvasir.router.openai.responses.truncation import asked_with_what_fits
 from kvasir.router.openai.responses.writer import ResponseWriter
 from kvasir.router.openai.serving import Endpoint, Generation
 from kvasir.router.openai.sse import event
-from kvasir.router.openai.tape import StreamOrigin
+from kvasir.router.openai.stream_notes import StreamOrigin
 from kvasir.router.tenants.tenant import current_tenant
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import redis.asyncio
 
 from kvasir.router.openai.errors import StoreUnavailable
 from kvasir.router.openai.redis_notes import RedisNotes
-from kvasir.router.openai.tape import StreamOrigin, TakenStream
+from kvasir.router.openai.stream_notes import StreamOrigin, TakenStream
 from kvasir.router.types import RoutedRequest, Sampling, TokenDelta
 from tests.valkey import RedisServer
 

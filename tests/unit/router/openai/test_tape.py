@@ -2,7 +2,7 @@
 
 import math
 
-from kvasir.router.openai.tape import deltas_of, line_of
+from kvasir.router.openai.stream_notes import deltas_of, line_of
 from kvasir.router.types import PositionLogprobs, TokenDelta
 
 

@@ -1,18 +1,13 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 
 import pytest
 
 from kvasir.router.tenants.budgets import MemoryBudgets
 from kvasir.router.tenants.limiter import Limiter, RateLimited
 from kvasir.router.tenants.tenant import Limits, Tenant
-
-
-@dataclass(frozen=True)
-class Delta:
-    token_ids: tuple[int, ...] = (1, 2, 3)
+from kvasir.router.types import Reader, TokenDelta
 
 
 class Clock:
@@ -31,13 +26,13 @@ class World:
         self.tenant = Tenant("t", limits=Limits(**limits))
         self.num_asked = 0
 
-    async def answer(self) -> AsyncGenerator[Delta, None]:
+    async def answer(self) -> AsyncGenerator[TokenDelta]:
         self.num_asked += 1
         for _ in range(4):
-            yield Delta()
+            yield TokenDelta(sequence=0, token_ids=(1, 2, 3))
 
-    def stream(self, num_prompt_tokens: int = 10) -> AsyncGenerator[Delta, None]:
-        return self.limiter.limited(self.tenant, num_prompt_tokens, self.answer())
+    def stream(self, num_prompt_tokens: int = 10) -> AsyncGenerator[TokenDelta]:
+        return self.limiter.limited(self.tenant, num_prompt_tokens, self.answer(), Reader())
 
     async def ask(self, num_prompt_tokens: int = 10) -> int:
         return len([delta async for delta in self.stream(num_prompt_tokens)])
