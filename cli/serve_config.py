@@ -12,10 +12,7 @@ OptionValue = str | int | float | bool
 
 
 class ServeConfig(ServiceConfig, env_prefix="KVASIR_SERVE_", cli_hide_none_type=True):
-    """A whole cluster on this machine: a router, prefill nodes and decode nodes, each a process of its own.
-
-    Each option can also stand in the environment (KVASIR_SERVE_PORT) or in a YAML file (--config FILE).
-    """
+    """A whole cluster on this machine: a router, prefill nodes and decode nodes, each a process of its own."""
 
     model: Path | None = Field(default=None, description="Hugging Face directory; default: the built-in model.")
     served_model_name: Words = Field(default=[], description="Names the API answers to; default: the model's own.")
@@ -42,7 +39,9 @@ class ServeConfig(ServiceConfig, env_prefix="KVASIR_SERVE_", cli_hide_none_type=
     )
     pin_cores: bool = Field(default=True, description="Keep each node on cores of its own, while there are enough.")
 
-    router_options: dict[str, OptionValue] = Field(default={}, description="More options, as policy=round_robin.")
+    router_options: dict[str, OptionValue] = Field(
+        default={}, description="More options, as policy=least_loaded; repeatable."
+    )
     prefill_options: dict[str, OptionValue] = Field(default={}, description="More options of the prefill nodes.")
     decode_options: dict[str, OptionValue] = Field(default={}, description="More options of the decode nodes.")
 

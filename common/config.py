@@ -7,6 +7,7 @@ everywhere, in the environment too: a typo must not be a silent default.
 import difflib
 import json
 import os
+import re
 import sys
 from itertools import groupby
 from pathlib import Path
@@ -24,6 +25,17 @@ from pydantic_settings import (
     SettingsConfigDict,
     SettingsError,
 )
+
+_NO_DEFAULT = re.compile(r" ?\(default: (null|\[\]|\{\}|)\)$|^default: null \(undefined\)\n")
+_METAVARS = {
+    "str": "TEXT",
+    "int": "N",
+    "float": "X",
+    "Path": "PATH",
+    "list[str]": "TEXT,..",
+    "dict[str,str]": "NAME=VALUE",
+    "dict[str,{str,int,float,bool}]": "NAME=VALUE",
+}
 
 
 def _as_list(value: Any) -> Any:
@@ -105,11 +117,25 @@ class ServiceConfig(BaseSettings):
 def _with_config_option(cls: type[ServiceConfig]) -> CliSettingsSource[Any]:
     """The parser of the command line, whose --help knows --config too."""
     source: CliSettingsSource[Any] = CliSettingsSource(cls)
-    variable = "KVASIR_CONFIG"
-    source.root_parser.add_argument(
-        "--config", metavar="FILE", help=f"YAML file with any of these options, by their names; or {variable}."
+    prefix = str(cls.model_config.get("env_prefix", ""))
+    source.root_parser.add_argument("--config", metavar="FILE", help="YAML file with any of these options.")
+    source.root_parser.epilog = (
+        f"Each option can also stand in the environment (--log-level as {prefix}LOG_LEVEL), "
+        "or in the file that --config or KVASIR_CONFIG names (log_level: debug)."
     )
+    for group in source.root_parser._action_groups:
+        group.description = group.description and _NO_DEFAULT.sub("", group.description)
+    for action in source.root_parser._actions:
+        action.help = action.help and _NO_DEFAULT.sub("", action.help).replace("(ifdef: required)", "(required)")
+        if isinstance(action.metavar, str):
+            action.metavar = _METAVARS.get(action.metavar) or _in_users_words(action.metavar)
     return source
+
+
+def _in_users_words(types: str) -> str:
+    """'{int,null}' -> 'N', '{a,b}' as it is"""
+    words = [_METAVARS.get(word, word) for word in re.sub("[{}]", "", types).split(",") if word != "null"]
+    return words[0] if len(words) == 1 else f"{{{','.join(words)}}}"
 
 
 def _take_config_option(argv: list[str]) -> tuple[list[str], str | None]:

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from kvasir.common.addresses import split_address
 from kvasir.common.config import Keys, ServiceConfig, Words
+from kvasir.common.speculative_config import SpeculativeConfig
 
 
 class Config(ServiceConfig, env_prefix="KVASIR_TRIAL_"):
@@ -138,4 +139,33 @@ def test_help_names_the_file_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert end.value.code == 0
     printed = capsys.readouterr().out
     assert "--config FILE" in printed
+    assert "KVASIR_TRIAL_LOG_LEVEL" in printed
+
+
+class Helpful(ServiceConfig, env_prefix="KVASIR_TRIAL_"):
+    """What it is."""
+
+    name: str = Field(default="", description="Its name.")
+    join: Words = Field(default=[], description="Whom to join.")
+    more: dict[str, str] = Field(default={}, description="What else.")
+    share: float = Field(default=0.5, description="How much.")
+    length: Literal["auto"] | int | None = Field(default=None, description="How long.")
+    kind: Literal["a", "b"] | None = Field(default="b", description="Which.")
+    path: Path = Field(description="Where.")
+    speculative_config: SpeculativeConfig | None = Field(default=None, description="Drafts.")
+
+
+def test_help_has_no_types_of_python_and_no_defaults_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        Helpful.load(["--help"])
+    printed = " ".join(capsys.readouterr().out.split())
+    for option in (
+        "--name TEXT Its name. --join TEXT,.. Whom to join. --more NAME=VALUE What else. --share X How much. (default:",
+        "--length {auto,N} How long. --kind {a,b} Which. (default: b) --path PATH Where. (required)",
+        "--speculative-config.method {ngram,draft_model}",
+        "Tokens proposed to each request, at most. (required)",
+        "speculative-config options: Drafts.",
+    ):
+        assert option in printed, option
+    assert not [word for word in ("null", "list[", "dict[", "ifdef", "default: )") if word in printed]
     assert "KVASIR_CONFIG" in printed
