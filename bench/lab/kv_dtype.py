@@ -13,27 +13,20 @@ import torch
 from torch import Tensor
 
 from kvasir.bench.command_line import positive
+from kvasir.bench.lab.bare_model import BLOCK_SIZE, BareModel, chunks_behind
 from kvasir.bench.lab.divergence import Divergence, add_positions
-from kvasir.bench.lab.engine_runs import chunk_behind
-from kvasir.bench.lab.kv_quality_text import make_prompts
 from kvasir.bench.lab.machine import Quiet
 from kvasir.bench.lab.page import as_page, lab_parser, write_page
+from kvasir.bench.lab.passages import make_prompts
 from kvasir.bench.lab.rounds import in_turns, median_ratio, seconds
 from kvasir.bench.markdown import table
 from kvasir.cli.model import prepare_builtin_model
-from kvasir.engine.batch import build_batch
-from kvasir.engine.blocks import KVLayout
-from kvasir.engine.kv_cache import KVCache, kv_layout
+from kvasir.engine.blocks import KVLayout, num_blocks_for
 from kvasir.engine.model_runner import ModelRunner
-from kvasir.engine.models import read_model_config
-from kvasir.engine.models.loader import load_model
-from kvasir.engine.models.rope import rope_tables
 from kvasir.engine.step import Chunk, StepPlan
 from kvasir.kernels.kv_rows import views_of
 
 _DTYPES = ("fp32", "fp16", "int8")
-_CPU = torch.device("cpu")
-_BLOCK_SIZE = 16
 _NUM_SEQS = 8
 _CHUNK = 512
 
@@ -44,37 +37,21 @@ class DtypeLab:
     """One model, and a cache of each dtype, large enough for `_NUM_SEQS` sequences of `num_tokens`."""
 
     def __init__(self, model: Path, num_tokens: int) -> None:
-        config = read_model_config(model)
-        self._model = load_model(model, config, torch.float32, _CPU)
-        self._rope_tables = rope_tables(config.ropes, config.head_dim, config.max_position)
-        self._blocks_of_each = -(-num_tokens // _BLOCK_SIZE)
-        self.layouts = {name: kv_layout(config, _BLOCK_SIZE, torch.float32, name) for name in _DTYPES}
-        self._caches = {
-            name: KVCache(layout, _NUM_SEQS * self._blocks_of_each, _CPU) for name, layout in self.layouts.items()
-        }
-        self._runners = {name: ModelRunner(self._model, cache, num_tokens) for name, cache in self._caches.items()}
+        self.model = BareModel(model)
+        num_blocks = _NUM_SEQS * num_blocks_for(num_tokens, BLOCK_SIZE)
+        self._caches = {name: self.model.new_cache(num_blocks, name) for name in _DTYPES}
+        self.layouts = {name: cache.layout for name, cache in self._caches.items()}
+        self._runners = {name: ModelRunner(self.model.model, cache, num_tokens) for name, cache in self._caches.items()}
         for cache in self._caches.values():
             _fill(cache.data)
-
-    def chunk(self, number: int, token_ids: Sequence[int], start: int) -> Chunk:
-        return chunk_behind(start, number, token_ids, self._blocks_of_each)
 
     def run(self, name: str, chunks: Sequence[Chunk]) -> None:
         self._runners[name].execute(StepPlan(tuple(chunks)))
 
-    @torch.inference_mode()
     def hidden(self, name: str, token_ids: Sequence[int]) -> Tensor:
         """[T, C], in chunks, so that what has been written is read again"""
-        hidden = []
-        for start in range(0, len(token_ids), _CHUNK):
-            chunk = self.chunk(0, token_ids[: start + _CHUNK], start)
-            batch = build_batch([chunk], _BLOCK_SIZE, self._rope_tables, _CPU)
-            hidden.append(self._model.forward(batch, self._caches[name].data).clone())
-        return torch.cat(hidden)
-
-    @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._model.logits(hidden)
+        batches = [self.model.batch(start, [token_ids[: start + _CHUNK]]) for start in range(0, len(token_ids), _CHUNK)]
+        return torch.cat([self.model.hidden(batch, self._caches[name]) for batch in batches])
 
 
 def _fill(kv_cache: Tensor) -> None:
@@ -91,14 +68,15 @@ def measure_quality(lab: DtypeLab, prompts: Sequence[Sequence[int]]) -> dict[str
     """Against the cache in fp32."""
     found = {name: Divergence() for name in _DTYPES}
     for token_ids in prompts:
-        add_positions(found, {name: lab.hidden(name, token_ids) for name in _DTYPES}, lambda _, rows: lab.logits(rows))
+        hidden = {name: lab.hidden(name, token_ids) for name in _DTYPES}
+        add_positions(found, hidden, lambda _, rows: lab.model.logits(rows))
     return found
 
 
 def measure_speed(lab: DtypeLab, context: int, num_rounds: int, quiet: Quiet) -> Seconds:
     steps = {
-        "decode": [lab.chunk(number, [7] * context, context - 1) for number in range(_NUM_SEQS)],
-        "prefill": [lab.chunk(0, [7] * context, max(context - _CHUNK, 0))],
+        "decode": chunks_behind(context - 1, [[7] * context] * _NUM_SEQS),
+        "prefill": chunks_behind(max(context - _CHUNK, 0), [[7] * context]),
     }
     works = {(name, kind): partial(seconds, partial(lab.run, name, steps[kind])) for name in _DTYPES for kind in steps}
     return in_turns(works, num_rounds, quiet)
@@ -139,7 +117,7 @@ def main(argv: list[str]) -> int:
     prompts = [prompt.token_ids[: options.context] for prompt in make_prompts(model, options.prompts)]
     divergences = measure_quality(lab, prompts)
     lines = [
-        f"{model.name} in fp32. A block is {_BLOCK_SIZE} tokens; its bytes are what travels. Accuracy over",
+        f"{model.name} in fp32. A block is {BLOCK_SIZE} tokens; its bytes are what travels. Accuracy over",
         f"{sum(map(len, prompts)):,} positions of text (that of kv_quality.md). Decode: {_NUM_SEQS} sequences of",
         f"{options.context:,} tokens; prefill: the last {_CHUNK} of as many. Whole steps, medians of {options.rounds}",
         "rounds.",

@@ -13,9 +13,9 @@ from kvasir.bench.command_line import positive
 from kvasir.bench.lab.divergence import Divergence, log_probabilities
 from kvasir.bench.lab.kv_quality_engine import CodecLab, Prefilled
 from kvasir.bench.lab.kv_quality_speed import Speed, measure_speed
-from kvasir.bench.lab.kv_quality_text import Prompt, make_prompts
 from kvasir.bench.lab.machine import Quiet
 from kvasir.bench.lab.page import as_page, lab_parser, write_page
+from kvasir.bench.lab.passages import Prompt, make_prompts
 from kvasir.bench.markdown import table
 from kvasir.cli.model import prepare_builtin_model
 

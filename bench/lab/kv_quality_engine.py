@@ -8,26 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from kvasir.bench.lab.engine_runs import chunk_behind, new_request, run_to_end, submit_all
-from kvasir.engine.batch import build_batch
+from kvasir.bench.lab.bare_model import BLOCK_SIZE, BareModel
+from kvasir.bench.lab.engine_runs import new_request, run_to_end, submit_all
 from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.engine.engine import Engine
-from kvasir.engine.kv_cache import KVCache, kv_layout
 from kvasir.engine.limits import Limits
 from kvasir.engine.model_runner import ModelRunner
-from kvasir.engine.models import read_model_config
-from kvasir.engine.models.loader import load_model
-from kvasir.engine.models.rope import rope_tables
 from kvasir.engine.request import Phase, Request, RequestId
 from kvasir.engine.scheduler import Scheduler
 from kvasir.kv_connector.base import BlockHeader, BlockKey, Frame
 from kvasir.kv_connector.codec import decode, encode, is_exact
 from kvasir.kv_connector.header import Expected, checksum_of, pack, verify
 
-_BLOCK_SIZE = 16
 _IDENTITY, _KEY = bytes(32), BlockKey(bytes(32))
 
 
@@ -43,24 +37,21 @@ class Prefilled:
 
 class CodecLab:
     def __init__(self, model: Path, num_blocks: int) -> None:
-        config = read_model_config(model)
-        self._model = load_model(model, config, torch.float32, torch.device("cpu"))
-        self.layout = kv_layout(config, _BLOCK_SIZE, torch.float32)
-        self._cache = KVCache(self.layout, num_blocks, torch.device("cpu"))
-        self._max_model_len = config.max_position
-        self._rope_tables = rope_tables(config.ropes, config.head_dim, self._max_model_len)
+        self._model = BareModel(model)
+        self._cache = self._model.new_cache(num_blocks)
+        self.layout = self._cache.layout
 
     def _engine(self, num_seqs: int) -> Engine:
         limits = Limits(
-            block_size=_BLOCK_SIZE,
+            block_size=BLOCK_SIZE,
             num_blocks=self._cache.num_blocks,
             max_num_batched_tokens=512,
             max_num_seqs=num_seqs,
-            max_model_len=self._max_model_len,
+            max_model_len=self._model.max_position,
             watermark=0,
             enable_prefix_caching=False,
         )
-        return Engine(Scheduler(limits), ModelRunner(self._model, self._cache, self._max_model_len))
+        return Engine(Scheduler(limits), ModelRunner(self._model.model, self._cache, limits.max_model_len))
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[Prefilled]:
         done = {RequestId(str(i)): Prefilled(list(prompt)) for i, prompt in enumerate(prompts)}
@@ -104,15 +95,13 @@ class CodecLab:
             engine.step()
         return [request.output_token_ids for request in requests]
 
-    @torch.inference_mode()
     def next_token_logits(self, prefilled: Prefilled, codec: str, continuation: Sequence[int]) -> Tensor:
         """[len(continuation), V]: after the prompt's blocks have gone through the codec, and these tokens behind it."""
         token_ids = [*prefilled.prompt, *continuation]
         for index, block in enumerate(prefilled.blocks):
             self._land(codec, block, prefilled.num_tokens[index], BlockId(index))
-        chunk = chunk_behind(len(prefilled.prompt), 0, token_ids, -(-len(token_ids) // _BLOCK_SIZE))
-        batch = build_batch([chunk], _BLOCK_SIZE, self._rope_tables, torch.device("cpu"))
-        return self._model.logits(self._model.forward(batch, self._cache.data))
+        batch = self._model.batch(len(prefilled.prompt), [token_ids])
+        return self._model.logits(self._model.hidden(batch, self._cache))
 
     def _land(self, codec: str, block: bytes, num_tokens: int, place: BlockId) -> None:
         payload = encode(codec, memoryview(block), self.layout)

@@ -8,13 +8,13 @@ that reads the one and prints the other can take part.
 """
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from kvasir.bench.lab.machine import let_threads_sleep
 from kvasir.cli.model import prepare_builtin_model
 
 Tokens = Sequence[int]
@@ -23,10 +23,9 @@ Generate = Callable[[Sequence[Tokens], int], list[list[int]]]
 
 
 def engine(model: Path, quantization: Literal["none", "fp16", "int8", "w8a8_int8", "w4a8_int8", "int4"]) -> Generate:
-    os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}  # as in a node; before torch is imported
+    let_threads_sleep()  # as in a node
+    from kvasir.bench.lab.engine_runs import new_request, run_to_end
     from kvasir.engine.factory import build_engine
-    from kvasir.engine.request import Request, RequestId
-    from kvasir.engine.sampling_params import SamplingParams
     from kvasir.engine.settings import EngineSettings
 
     settings = EngineSettings(
@@ -35,15 +34,8 @@ def engine(model: Path, quantization: Literal["none", "fp16", "int8", "w8a8_int8
     built = build_engine(settings)[0]
 
     def generate(prompts: Sequence[Tokens], num_tokens: int) -> list[list[int]]:
-        sampling = SamplingParams(max_tokens=num_tokens)
-        requests = [
-            Request(request_id=RequestId(str(index)), prompt_token_ids=list(prompt), sampling=sampling)
-            for index, prompt in enumerate(prompts)
-        ]
-        for request in requests:
-            built.submit(request)
-        while built.has_work:
-            built.step()
+        requests = [new_request(index, prompt, num_tokens) for index, prompt in enumerate(prompts)]
+        run_to_end(built, requests)
         return [request.output_token_ids for request in requests]
 
     return generate

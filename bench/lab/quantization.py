@@ -9,7 +9,6 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,24 +17,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kvasir.bench.command_line import positive
+from kvasir.bench.lab.bare_model import BLOCK_SIZE, BareModel
 from kvasir.bench.lab.divergence import Divergence, add_positions
-from kvasir.bench.lab.engine_runs import chunk_behind
-from kvasir.bench.lab.kv_quality_text import make_prompts
 from kvasir.bench.lab.machine import Quiet
 from kvasir.bench.lab.page import as_page, lab_parser, write_page
+from kvasir.bench.lab.passages import make_prompts
 from kvasir.bench.lab.rounds import in_turns, median_ratio, seconds
 from kvasir.bench.markdown import table
 from kvasir.cli.model import prepare_builtin_model
-from kvasir.engine.batch import BatchInputs, build_batch
-from kvasir.engine.kv_cache import KVCache, kv_layout
-from kvasir.engine.models import read_model_config
-from kvasir.engine.models.loader import load_model
-from kvasir.engine.models.rope import rope_tables
+from kvasir.engine.blocks import num_blocks_for
 from kvasir.kernels.linear import Quantization
 
 _WAYS: tuple[Quantization, ...] = ("none", "fp16", "int8", "w8a8_int8", "int4", "w4a8_int8")
-_CPU = torch.device("cpu")
-_BLOCK_SIZE = 16
 _BATCHES = (1, 8, 32)
 _CONTEXT = 160  # of the decode steps
 
@@ -46,34 +39,26 @@ class WeightLab:
     """One checkpoint, with its weights in each form."""
 
     def __init__(self, model: Path, num_tokens: int) -> None:
-        config = read_model_config(model)
-        self._models = {way: load_model(model, replace(config, quantization=way), torch.float32, _CPU) for way in _WAYS}
-        self._ropes = rope_tables(config.ropes, config.head_dim, config.max_position)
-        self._blocks_of_each = -(-max(num_tokens, _CONTEXT) // _BLOCK_SIZE)
-        layout = kv_layout(config, _BLOCK_SIZE, torch.float32)
-        self._kv_cache = KVCache(layout, max(_BATCHES) * self._blocks_of_each, _CPU)
+        self._models = {way: BareModel(model, way) for way in _WAYS}
+        self._plain = self._models["none"]
+        num_blocks = max(max(_BATCHES) * num_blocks_for(_CONTEXT, BLOCK_SIZE), num_blocks_for(num_tokens, BLOCK_SIZE))
+        self._cache = self._plain.new_cache(num_blocks)
 
-    def _batch(self, sequences: Sequence[Sequence[int]], start: int) -> BatchInputs:
-        chunks = [chunk_behind(start, i, token_ids, self._blocks_of_each) for i, token_ids in enumerate(sequences)]
-        return build_batch(chunks, _BLOCK_SIZE, self._ropes, _CPU)
-
-    @torch.inference_mode()
     def measure_quality(self, prompts: Sequence[Sequence[int]]) -> dict[Quantization, Divergence]:
         found = {way: Divergence() for way in _WAYS}
         for token_ids in prompts:
-            batch = self._batch([token_ids], 0)
-            hidden = {way: model.forward(batch, self._kv_cache.data).clone() for way, model in self._models.items()}
+            batch = self._plain.batch(0, [token_ids])
+            hidden = {way: model.hidden(batch, self._cache) for way, model in self._models.items()}
             add_positions(found, hidden, lambda way, rows: self._models[way].logits(rows))
         return found
 
-    @torch.inference_mode()
     def measure_speed(self, num_rounds: int, quiet: Quiet) -> Seconds:
         """Of a decode step, logits included."""
-        batches = {num_seqs: self._batch([[7] * _CONTEXT] * num_seqs, _CONTEXT - 1) for num_seqs in _BATCHES}
+        batches = {num_seqs: self._plain.batch(_CONTEXT - 1, [[7] * _CONTEXT] * num_seqs) for num_seqs in _BATCHES}
 
         def step(way: Quantization, num_seqs: int) -> Tensor:
             model = self._models[way]
-            return model.logits(model.forward(batches[num_seqs], self._kv_cache.data))
+            return model.logits(model.hidden(batches[num_seqs], self._cache))
 
         keys = [(way, num_seqs) for way in _WAYS for num_seqs in _BATCHES]
         return in_turns({key: partial(seconds, partial(step, *key)) for key in keys}, num_rounds, quiet)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from kvasir.bench.command_line import positive
 from kvasir.bench.lab.engine_runs import new_request, run_until_all_decode
-from kvasir.bench.lab.kv_quality_text import some_passages
 from kvasir.bench.lab.machine import Quiet
 from kvasir.bench.lab.page import as_page, lab_parser, write_page
+from kvasir.bench.lab.passages import some_passages
 from kvasir.bench.lab.rounds import in_turns, median_ratio
 from kvasir.bench.markdown import spread, table
 from kvasir.cli.model import prepare_builtin_model

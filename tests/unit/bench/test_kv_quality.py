@@ -8,8 +8,8 @@ from kvasir.bench.lab.divergence import Divergence
 from kvasir.bench.lab.kv_quality import Quality, measure_quality, num_equal, quality_table, speed_table
 from kvasir.bench.lab.kv_quality_engine import CodecLab
 from kvasir.bench.lab.kv_quality_speed import Speed, measure_speed
-from kvasir.bench.lab.kv_quality_text import Prompt, some_passages
 from kvasir.bench.lab.machine import Quiet
+from kvasir.bench.lab.passages import Prompt, some_passages
 from kvasir.kv_connector.testing import SMALL
 from tests.unit.engine.checkpoints import save_checkpoint
 
