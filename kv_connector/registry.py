@@ -1,12 +1,14 @@
 """Connectors by name, imported late: a missing optional library hurts nobody who does not use it."""
 
+import logging
 from collections.abc import Callable
-from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
 from kvasir.kv_connector.base import KVConnector
 from kvasir.kv_connector.settings import ConnectorSettings
+
+log = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "kvasir.kv_connectors"
 
@@ -27,24 +29,23 @@ def connector_names() -> list[str]:
 def open_connector(settings: ConnectorSettings) -> KVConnector:
     """Make the connector that `settings.name` names: ours, an installed one, or "module:Class".
 
-    Its class is called with the settings. It touches the world only when `KVSender.start` opens it.
+    Its class is called with the settings. It touches the world only when `KVSender.start` opens it. Raises ValueError
+    or ImportError, which say in one line what is wrong; also for whatever somebody else's class raises.
     """
     name = settings.name
     if name in _BUILT_IN:
         return _load(_BUILT_IN[name])(settings)
-    for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
-        return cast(KVConnector, entry.load()(settings))
-    if ":" in name:
-        return _load(name)(settings)
-    raise ValueError(f"unknown connector {name!r}; choose one of {', '.join(connector_names())}, or module:Class")
+    installed = entry_points(group=ENTRY_POINT_GROUP, name=name)
+    if not installed and ":" not in name:
+        raise ValueError(f"unknown connector {name!r}; choose one of {', '.join(connector_names())}, or module:Class")
+    path = next((entry.value for entry in installed), name)
+    try:
+        return _load(path)(settings)
+    except Exception as error:
+        log.debug("connector %s cannot be made", path, exc_info=True)
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"connector {path} cannot be made: {reason}") from error
 
 
 def _load(path: str) -> Callable[[ConnectorSettings], KVConnector]:
-    module, _, attribute = path.partition(":")
-    try:
-        found = getattr(import_module(module), attribute, None)
-    except ImportError as error:
-        raise ValueError(f"connector {path} cannot be imported: {error}") from error
-    if not callable(found):
-        raise ValueError(f"there is no connector {attribute!r} in {module}")
-    return cast(Callable[[ConnectorSettings], KVConnector], found)
+    return cast(Callable[[ConnectorSettings], KVConnector], EntryPoint("", path, "").load())

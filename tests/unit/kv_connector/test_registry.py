@@ -21,10 +21,28 @@ def test_an_unknown_name_lists_the_choices() -> None:
 
 
 def test_a_path_that_leads_nowhere() -> None:
-    with pytest.raises(ValueError, match=r"no connector 'Nix' in kvasir\.kv_connector\.memory"):
+    with pytest.raises(ValueError, match=r"kvasir\.kv_connector\.memory:Nix cannot be made: AttributeError: .* 'Nix'"):
         open_connector(ConnectorSettings(name="kvasir.kv_connector.memory:Nix"))
-    with pytest.raises(ValueError, match="no_such_package:Thing cannot be imported: No module named 'no_such_package'"):
+    with pytest.raises(ValueError, match="no_such_package:Thing cannot be made: ModuleNotFoundError: No module named"):
         open_connector(ConnectorSettings(name="no_such_package:Thing"))
+
+
+class Odd:
+    def __init__(self, settings: ConnectorSettings) -> None:
+        raise KeyError("a colour\nof two lines")
+
+
+def test_what_a_class_of_somebody_elses_raises_is_a_line_and_the_traceback_is_for_debugging(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("DEBUG")
+    path = f"{__name__}:Odd"
+    with pytest.raises(ValueError, match=r"Odd cannot be made: KeyError: 'a colour\\nof two lines'$") as raised:
+        open_connector(ConnectorSettings(name=path))
+    assert str(raised.value).startswith(f"connector {path} cannot be made")
+    (record,) = caplog.records
+    assert record.levelname == "DEBUG"
+    assert record.exc_info is not None
 
 
 def test_what_cannot_work_is_refused_at_once() -> None:

@@ -229,7 +229,11 @@ def test_what_is_sick_and_what_is_only_busy() -> None:
         ({"listen": "0.0.0.0:0"}, "wants a cluster secret"),
         ({"connector": "pigeon"}, "unknown connector"),
         ({"cluster_secret_file": "/no/such/file"}, "the cluster secret in /no/such/file cannot be read: No such file"),
-        ({"connector": "no.such:Thing"}, "connector no.such:Thing cannot be imported: No module named 'no'"),
+        (
+            {"connector": "no.such:Thing"},
+            "connector no.such:Thing cannot be made: ModuleNotFoundError: No module named 'no'",
+        ),
+        ({"connector": "builtins:open"}, "connector builtins:open cannot be made: TypeError: expected str"),
         ({"device": "cuda:64"}, "there is no device cuda:64 here: torch sees"),
         ({"device": "gpu"}, "device must be cpu, cuda, cuda:1, ..., got 'gpu'"),
         ({"connector": "memory"}, "/no/such/model"),
