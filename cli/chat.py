@@ -34,6 +34,8 @@ class Conversation:
     headers: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     messages: list[dict[str, str]] = field(default_factory=list)
+    is_cut: bool = False  # the last answer, at its longest
+    is_thinking: bool = False
 
     def begin(self) -> None:
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
@@ -45,24 +47,34 @@ class Conversation:
         pieces: list[str] = []
         arrivals_s: list[float] = []
         num_tokens = 0
+        self.is_cut = self.is_thinking = False
         try:
-            async for piece, count in self._stream():
-                num_tokens = count or num_tokens
-                if piece:
+            async for piece in self._stream():
+                num_tokens = piece.num_tokens or num_tokens
+                self.is_cut |= piece.finish_reason == "length"
+                if piece.text or piece.thought:
                     arrivals_s.append(time.perf_counter())
-                    pieces.append(piece)
-                    print(piece, end="", flush=True)
+                    self._show(piece)
+                    pieces.append(piece.text)
         finally:
-            if pieces:
-                self.messages.append({"role": "assistant", "content": "".join(pieces)})
+            if answer := "".join(pieces):
+                self.messages.append({"role": "assistant", "content": answer})
             else:
                 self.messages.pop()
         if not arrivals_s:
             return None
         return Timeline(sent_s=sent_s, arrivals_s=tuple(arrivals_s), num_output_tokens=num_tokens or len(arrivals_s))
 
-    async def _stream(self) -> AsyncIterator[tuple[str, int]]:
-        """Pieces of the answer; and the number of its tokens, once the server has said it."""
+    def _show(self, piece: "Piece") -> None:
+        """Thoughts are for who looks on: what a pipe carries is the answer alone."""
+        if piece.thought and sys.stdout.isatty():
+            self.is_thinking = True
+            print(_dim(piece.thought), end="", flush=True)
+        if piece.text:
+            print("\n\n" if self.is_thinking else "", piece.text, sep="", end="", flush=True)
+            self.is_thinking = False
+
+    async def _stream(self) -> AsyncIterator["Piece"]:
         body = {"model": self.model, "messages": self.messages, "stream": True, **self.options}
         body["stream_options"] = {"include_usage": True}
         url = f"{self.url}/v1/chat/completions"
@@ -71,7 +83,7 @@ class Conversation:
             session.post(url, json=body, headers=self.headers) as response,
         ):
             if response.status != 200:
-                raise ChatFailed(f"HTTP {response.status}: {(await response.text())[:_LONGEST_ERROR]}")
+                raise ChatFailed(f"HTTP {response.status}: {_message_of(await response.text())}")
             reader = EventReader()
             async for chunk in response.content.iter_any():
                 for data in reader.feed(chunk):
@@ -79,12 +91,35 @@ class Conversation:
                         yield _read_chunk(json.loads(data))
 
 
-def _read_chunk(chunk: dict[str, Any]) -> tuple[str, int]:
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Of an answer."""
+
+    text: str
+    thought: str
+    finish_reason: str | None
+    num_tokens: int  # of the whole answer, once the server has said it; else 0
+
+
+def _read_chunk(chunk: dict[str, Any]) -> Piece:
     if error := chunk.get("error"):
         raise ChatFailed(str(error.get("message", error)) if isinstance(error, dict) else str(error))
-    choices = chunk.get("choices") or [{}]
-    usage = chunk.get("usage") or {}
-    return (choices[0].get("delta") or {}).get("content") or "", usage.get("completion_tokens") or 0
+    choice = (chunk.get("choices") or [{}])[0]
+    delta = choice.get("delta") or {}
+    return Piece(
+        text=delta.get("content") or "",
+        thought=delta.get("reasoning_content") or delta.get("reasoning") or "",
+        finish_reason=choice.get("finish_reason"),
+        num_tokens=(chunk.get("usage") or {}).get("completion_tokens") or 0,
+    )
+
+
+def _message_of(body: str) -> str:
+    """What an OpenAI error says; of any other body its beginning."""
+    try:
+        return str(json.loads(body)["error"]["message"])[:_LONGEST_ERROR]
+    except (ValueError, LookupError, TypeError):
+        return body[:_LONGEST_ERROR]
 
 
 def describe(timeline: Timeline) -> str:
@@ -95,8 +130,9 @@ def describe(timeline: Timeline) -> str:
 
 
 def talk(conversation: Conversation, lines: Iterable[str]) -> int:
-    """Until there are no more lines, or /exit."""
+    """Until there are no more lines, or /exit. 1 if the last answer has failed: for who sends lines by a pipe."""
     conversation.begin()
+    status = 0
     for line in lines:
         text = line.strip()
         if text in ("/exit", "/quit"):
@@ -106,20 +142,22 @@ def talk(conversation: Conversation, lines: Iterable[str]) -> int:
         elif text.startswith("/"):
             print(HELP)
         elif text:
-            _answer(conversation, text)
-    return 0
+            status = _answer(conversation, text)
+    return status
 
 
-def _answer(conversation: Conversation, text: str) -> None:
+def _answer(conversation: Conversation, text: str) -> int:
     try:
         timeline = asyncio.run(conversation.answer(text))
     except KeyboardInterrupt:
         print(_dim("\n[stopped]"))
-        return
+        return 0
     except (ChatFailed, aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         print(f"\nerror: {error or type(error).__name__}", file=sys.stderr)
-        return
-    print(_dim(f"\n[{describe(timeline)}]" if timeline else "[an empty answer]"))
+        return 1
+    cut = ", cut at --max-tokens" if conversation.is_cut else ""
+    print(_dim(f"\n[{describe(timeline)}{cut}]" if timeline else "[an empty answer]"))
+    return 0
 
 
 def _typed_lines() -> Iterable[str]:
@@ -140,11 +178,12 @@ def _dim(text: str) -> str:
 def main(argv: list[str]) -> int:
     options = _parser().parse_args(argv)
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
-    url = options.url.rstrip("/").removesuffix("/v1")
+    url = options.url if "://" in options.url else f"http://{options.url}"
+    url = url.rstrip("/").removesuffix("/v1")
     try:
         model = options.model or asyncio.run(_first_model(url, headers))
     except ValueError as error:
-        print(f"kvasir chat: {error}\nIs a server running there? `kvasir serve` starts one.", file=sys.stderr)
+        print(f"kvasir chat: {error}\n{_advice(error.__cause__)}", file=sys.stderr)
         return 1
     conversation = Conversation(
         url=url,
@@ -157,6 +196,12 @@ def main(argv: list[str]) -> int:
         return talk(conversation, sys.stdin)
     print(f"{model} at {url}. {HELP}.")
     return talk(conversation, _typed_lines())
+
+
+def _advice(error: BaseException | None) -> str:
+    if isinstance(error, aiohttp.ClientResponseError) and error.status == 401:
+        return "It wants a key: --api-key, or OPENAI_API_KEY in the environment."
+    return "Is a server running there? `kvasir serve` starts one."
 
 
 async def _first_model(url: str, headers: dict[str, str]) -> str:

@@ -23,11 +23,13 @@ class ScriptedServer:
     status: int = 200
     num_refused: int = 0  # the first ones, with 429
     fails_within: bool = False
+    wants_key: bool = False  # to say what it serves
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     running: int = 0
     most_running: int = 0
     words: tuple[str, ...] = WORDS
+    thoughts: tuple[str, ...] = ()  # before a chat's words
     resident_bytes: int | None = None
     leaks_bytes: int = 0  # with each look at /metrics
     url: str = ""
@@ -37,11 +39,13 @@ class ScriptedServer:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         speaker = {"index": 0, "delta": {"role": "assistant", "content": ""}}
-        return await self._stream(
-            request, [speaker, *({"index": 0, "delta": {"content": word}} for word in self.words)]
-        )
+        thoughts = ({"index": 0, "delta": {"reasoning_content": thought}} for thought in self.thoughts)
+        words = ({"index": 0, "delta": {"content": word}} for word in self.words)
+        return await self._stream(request, [speaker, *thoughts, *words])
 
     async def models(self, request: web.Request) -> web.Response:
+        if self.wants_key:
+            raise web.HTTPUnauthorized
         return web.json_response({"data": [{"id": "scripted"}]})
 
     async def metrics(self, request: web.Request) -> web.Response:

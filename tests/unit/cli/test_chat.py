@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import sys
 
 import pytest
 
@@ -52,9 +53,35 @@ async def test_an_error_is_told_and_the_turn_is_taken_back(
 ) -> None:
     scripted.status = 503
     talking = conversation(scripted)
-    await in_thread(talking, "one")
-    assert "error: HTTP 503" in capsys.readouterr().err
+    assert await in_thread(talking, "one") == 1
+    assert capsys.readouterr().err == "\nerror: HTTP 503: scripted\n"
     assert talking.messages == []
+    scripted.status = 200
+    assert await in_thread(talking, "one") == 0
+
+
+@pytest.mark.parametrize("body", ["<html>no", "[]", '{"error": "no"}'])
+def test_what_is_no_openai_error_is_shown_as_it_is(body: str) -> None:
+    assert chat._message_of(body) == body
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+async def test_thoughts_are_shown_but_no_part_of_what_is_said(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool
+) -> None:
+    scripted.thoughts = ("Hm", ", so")
+    talking = conversation(scripted)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    await in_thread(talking, "one")
+    printed = capsys.readouterr().out
+    assert printed.startswith("\x1b[2mHm\x1b[0m\x1b[2m, so\x1b[0m\n\nThe" if is_terminal else "The")
+    assert talking.messages[-1] == {"role": "assistant", "content": ANSWER}
+
+
+async def test_an_answer_that_was_cut_says_so(scripted: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    scripted.closes = True
+    await in_thread(conversation(scripted), "one")
+    assert "(7 tokens), cut at --max-tokens]" in capsys.readouterr().out
 
 
 async def test_what_came_before_an_error_within_the_stream_stays(
@@ -100,11 +127,17 @@ async def test_lines_from_a_pipe(
     scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(chat.sys, "stdin", io.StringIO("hello\n"))
-    argv = ["--url", f"{scripted.url}/v1/", "--temperature", "0", "--max-tokens", "9"]
+    argv = ["--url", scripted.url.removeprefix("http://") + "/v1/", "--temperature", "0", "--max-tokens", "9"]
     assert await asyncio.wait_for(asyncio.to_thread(main, argv), 60) == 0
     (body,) = scripted.bodies
     assert (body["model"], body["temperature"], body["max_completion_tokens"]) == ("scripted", 0.0, 9)
     assert ANSWER in capsys.readouterr().out
+
+
+async def test_a_server_that_wants_a_key(scripted: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    scripted.wants_key = True
+    assert await asyncio.wait_for(asyncio.to_thread(main, ["--url", scripted.url]), 60) == 1
+    assert "--api-key" in capsys.readouterr().err
 
 
 def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
