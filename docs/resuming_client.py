@@ -45,6 +45,8 @@ def chunks(url: str, body: dict[str, Any], headers: dict[str, str] | None = None
 
 
 def main() -> None:
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
     base_url, model, content = sys.argv[1:]
     body = {"model": model, "messages": [{"role": "user", "content": content}]}
     for chunk in chunks(f"{base_url}/v1/chat/completions", body):

@@ -92,6 +92,7 @@ def _build(settings: EngineSettings, undo: ExitStack) -> tuple[Engine, KVCache, 
     )
     kv_cache = KVCache(layout, num_blocks, device) if workers is None else workers.make_cache(num_blocks, max_model_len)
     runner = ModelRunner(model, kv_cache, info.max_model_len, workers)
+    log.info("warming up the kernels; the first start on a machine compiles them, which takes longest")
     runner.warm_up()
     if not settings.enforce_eager and can_be_captured(config, kv_cache.data):
         runner.capture_decodes(settings.max_num_seqs, CudaCapture(), settings.num_drafts)
