@@ -6,15 +6,18 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
-from kvasir.cli.gguf_fields import CONTROL, USER_DEFINED, shortest, tokens_of_kind
+from kvasir.cli.gguf_fields import (
+    CONTROL,
+    USER_DEFINED,
+    refuse_other_values,
+    shortest,
+    tensor_name,
+    tokens_of_kind,
+)
 
 _END_OF_TURN = "<end_of_turn>"
 _SPACE = "\u2581"  # what stands for a space in a vocabulary of sentencepiece
 
-_TENSOR_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-}
 _LAYER_TENSOR_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -34,13 +37,7 @@ _LAYER_TENSOR_NAMES = {
 
 def tensor(name: str, weight: NDArray[np.float32], config: dict[str, Any]) -> tuple[str, NDArray[np.float32]]:
     """As Hugging Face has it: the weight of a norm says how far it is from 1."""
-    match name.split("."):
-        case ["blk", layer, part, "weight"] if part in _LAYER_TENSOR_NAMES:
-            name = f"model.layers.{layer}.{_LAYER_TENSOR_NAMES[part]}.weight"
-        case [part, "weight"] if part in _TENSOR_NAMES:
-            name = f"{_TENSOR_NAMES[part]}.weight"
-        case _:
-            raise ValueError(f"unknown tensor {name!r}")
+    name = tensor_name(name, _LAYER_TENSOR_NAMES)
     return name, weight - np.float32(1) if name.endswith("norm.weight") else weight
 
 
@@ -50,9 +47,7 @@ def refuse_the_unknown(fields: dict[str, Any]) -> None:
         "tokenizer.ggml.add_bos_token": True,
         "gemma3.attention.value_length": fields["gemma3.attention.key_length"],
     }
-    for name, value in expected.items():
-        if fields.get(name) != value:
-            raise ValueError(f"{name} is {fields.get(name)!r}; only {value!r} can be converted")
+    refuse_other_values(fields, expected)
     if fields.get("tokenizer.ggml.add_space_prefix"):
         raise ValueError("tokenizer.ggml.add_space_prefix is set; that cannot be converted")
     for name in fields:

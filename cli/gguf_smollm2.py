@@ -6,14 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from kvasir.cli.gguf_fields import CONTROL, shortest, tokens_of_kind
+from kvasir.cli.gguf_fields import CONTROL, refuse_other_values, shortest, tensor_name, tokens_of_kind
 
 _END_OF_TEXT = "<|endoftext|>"
 
-_TENSOR_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-}
 _LAYER_TENSOR_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -29,22 +25,12 @@ _LAYER_TENSOR_NAMES = {
 
 def tensor(name: str, weight: NDArray[np.float32], config: dict[str, Any]) -> tuple[str, NDArray[np.float32]]:
     """As Hugging Face has it."""
-    name = tensor_name(name)
+    name = tensor_name(name, _LAYER_TENSOR_NAMES)
     if name.endswith("q_proj.weight"):
         weight = unpermute(weight, config["num_attention_heads"])
     elif name.endswith("k_proj.weight"):
         weight = unpermute(weight, config["num_key_value_heads"])
     return name, weight
-
-
-def tensor_name(name: str) -> str:
-    """blk.7.attn_q.weight  ->  model.layers.7.self_attn.q_proj.weight"""
-    match name.split("."):
-        case ["blk", layer, part, "weight"] if part in _LAYER_TENSOR_NAMES:
-            return f"model.layers.{layer}.{_LAYER_TENSOR_NAMES[part]}.weight"
-        case [part, "weight"] if part in _TENSOR_NAMES:
-            return f"{_TENSOR_NAMES[part]}.weight"
-    raise ValueError(f"unknown tensor {name!r}")
 
 
 def unpermute(weight: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
@@ -64,9 +50,7 @@ def refuse_the_unknown(fields: dict[str, Any]) -> None:
         "tokenizer.ggml.pre": "smollm",
         "llama.rope.dimension_count": head_dim,
     }
-    for name, value in expected.items():
-        if fields.get(name) != value:
-            raise ValueError(f"{name} is {fields.get(name)!r}; only {value!r} can be converted")
+    refuse_other_values(fields, expected)
     for name in fields:
         if name.startswith("llama.rope.scaling."):
             raise ValueError(f"{name} is set; rope scaling cannot be converted")

@@ -1,22 +1,23 @@
 """`kvasir COMMAND ...`: finds the command and hands over; nothing of a command is imported before it is chosen."""
 
 import difflib
+import runpy
 import sys
 from importlib import import_module
 
 from kvasir import __version__
 
-# name -> (module with a `main(argv) -> int`, one line of help)
+# name -> (module with a `main(argv) -> int`, or a service's package; one line of help)
 COMMANDS = {
     "serve": ("kvasir.cli.serve", "run a whole cluster on this machine"),
     "chat": ("kvasir.cli.chat", "talk with a model in the terminal"),
     "bench": ("kvasir.cli.bench", "measure an endpoint: kvasir bench serve"),
     "model": ("kvasir.cli.model", "the built-in model, and GGUF files: kvasir model prepare | convert"),
-    "router": ("kvasir.cli.service", "run one router"),
-    "prefill": ("kvasir.cli.service", "run one prefill node"),
-    "decode": ("kvasir.cli.service", "run one decode node"),
+    "router": ("kvasir.router", "run one router"),
+    "prefill": ("kvasir.prefill_node", "run one prefill node"),
+    "decode": ("kvasir.decode_node", "run one decode node"),
 }
-_SERVICES = {"router": "kvasir.router", "prefill": "kvasir.prefill_node", "decode": "kvasir.decode_node"}
+_SERVICES = ("router", "prefill", "decode")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -33,8 +34,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"kvasir: unknown command {command!r}{hint}\n\n{usage()}", file=sys.stderr)
         return 2
     module, _ = COMMANDS[command]
-    if command in _SERVICES:
-        rest = [_SERVICES[command], *rest]
+    if command in _SERVICES:  # as `python -m` would run it
+        sys.argv = [module, *rest]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        return 0
     return int(import_module(module).main(rest))
 
 

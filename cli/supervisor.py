@@ -86,15 +86,14 @@ class Supervisor:
                 return
             if time.monotonic() - child.started_s > self._delays.long_enough_s:
                 num_restarts = 0
-            delay_s = self._delays.after(num_restarts)
-            num_restarts += 1
-            self._say(f"{name} ended ({how}); starting it again in {delay_s:g} s")
-            await asyncio.sleep(delay_s)
-            while why_not := await _start(child):
+            news: str | None = f"ended ({how}); starting it again"
+            while news:
                 delay_s = self._delays.after(num_restarts)
                 num_restarts += 1
-                self._say(f"{name} cannot be started ({why_not}); trying again in {delay_s:g} s")
+                self._say(f"{name} {news} in {delay_s:g} s")
                 await asyncio.sleep(delay_s)
+                why_not = await _start(child)
+                news = why_not and f"cannot be started ({why_not}); trying again"
 
     def _fail(self, message: str) -> None:
         if not self.failure.done():

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from kvasir.cli.gguf_gemma3 import _LAYER_TENSOR_NAMES, _TENSOR_NAMES
+from kvasir.cli.gguf_fields import _TENSOR_NAMES
+from kvasir.cli.gguf_gemma3 import _LAYER_TENSOR_NAMES
 from kvasir.cli.model import main
 from kvasir.router.text.tokenizer import TextTokenizer
 

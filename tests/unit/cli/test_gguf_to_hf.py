@@ -8,16 +8,16 @@ import pytest
 from gguf import GGUFWriter
 from safetensors.numpy import load_file
 
-from kvasir.cli.gguf_fields import shortest
-from kvasir.cli.gguf_smollm2 import tensor_name, unpermute
+from kvasir.cli.gguf_fields import shortest, tensor_name
+from kvasir.cli.gguf_smollm2 import _LAYER_TENSOR_NAMES, unpermute
 from kvasir.cli.gguf_to_hf import convert
 from tests.unit.cli.tiny_gguf import permute, tiny_weights, write_tiny_gguf
 
 
 def test_tensors_get_their_hugging_face_names() -> None:
-    assert tensor_name("blk.17.attn_output.weight") == "model.layers.17.self_attn.o_proj.weight"
+    assert tensor_name("blk.17.attn_output.weight", _LAYER_TENSOR_NAMES) == "model.layers.17.self_attn.o_proj.weight"
     with pytest.raises(ValueError, match=r"output\.weight"):
-        tensor_name("output.weight")  # an untied head
+        tensor_name("output.weight", _LAYER_TENSOR_NAMES)  # an untied head
 
 
 def test_unpermute_undoes_what_llama_cpp_does() -> None:
