@@ -1,10 +1,7 @@
 """Who computes where: a machine's cores and memory divided among the nodes that share it."""
 
-import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -48,40 +45,3 @@ def divide_kv_memory(available_bytes: int, weights_bytes: int, num_nodes: int) -
     spare_bytes = available_bytes - num_nodes * weights_bytes
     fair_bytes = int(spare_bytes * KV_SHARE) // max(1, num_nodes)
     return max(MIN_KV_BYTES, min(MAX_KV_BYTES, fair_bytes))
-
-
-def usable_cpus(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """The cores that this process may use, by affinity and by its container's quota."""
-    cpus = sorted(os.sched_getaffinity(0))
-    quota = _cpu_quota(root)
-    return cpus if quota is None else cpus[: max(1, math.floor(quota))]
-
-
-def _cpu_quota(root: Path) -> float | None:
-    """In cores. cgroup v2 keeps "quota period" in one file, v1 in two."""
-    if text := _read(root / "cpu.max"):
-        quota, period = text.split()
-        return None if quota == "max" else int(quota) / int(period)
-    quota_us, period_us = _read(root / "cpu/cpu.cfs_quota_us"), _read(root / "cpu/cpu.cfs_period_us")
-    if quota_us and period_us and int(quota_us) > 0:
-        return int(quota_us) / int(period_us)
-    return None
-
-
-def available_memory_bytes(root: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")) -> int:
-    """What can be used without swapping: of the machine's, and of the container's limit."""
-    lines = (line.split() for line in meminfo.read_text().splitlines())
-    available = next(int(words[1]) * 1024 for words in lines if words[0] == "MemAvailable:")
-    limits = ("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")
-    for limit_file, usage_file in limits:
-        limit, usage = _read(root / limit_file), _read(root / usage_file)
-        if limit and usage and limit != "max":
-            available = min(available, int(limit) - int(usage))
-    return max(0, available)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

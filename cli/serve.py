@@ -12,7 +12,7 @@ from typing import Any
 
 from kvasir.cli.child import ChildSpec
 from kvasir.cli.cluster_plan import Addresses, Machine, child_environment, plan_cluster
-from kvasir.cli.cores import available_memory_bytes, divide_kv_memory, usable_cpus
+from kvasir.cli.cores import divide_kv_memory
 from kvasir.cli.http_probe import http_status
 from kvasir.cli.local_redis import ADVICE, find_server, redis_spec, redis_url
 from kvasir.cli.model import ModelPreparationError, prepare_builtin_model
@@ -21,6 +21,7 @@ from kvasir.cli.serve_config import ServeConfig
 from kvasir.cli.serve_output import Output, banner
 from kvasir.cli.supervisor import ClusterFailed, Supervisor
 from kvasir.common.addresses import why_not_bindable
+from kvasir.common.machine import available_memory_bytes, usable_cpus
 from kvasir.common.secrets import new_secret
 
 _POLL_S = 0.25

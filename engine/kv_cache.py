@@ -1,10 +1,9 @@
 """The paged KV cache of one node: a fixed set of blocks, each holding `block_size` tokens of all layers, contiguous."""
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
+from kvasir.common.machine import available_memory_bytes
 from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.engine.cuda_blocks import DeviceBlocks
 from kvasir.engine.models.config import ModelConfig, UnsupportedModel
@@ -139,15 +138,4 @@ def num_blocks_that_fit(budget_bytes: int, bytes_per_block: int) -> int:
 
 def default_budget_bytes() -> int:
     """On a CPU, a share of what is free now."""
-    return min(int(_available_bytes() * _DEFAULT_SHARE), _DEFAULT_MAX_BYTES)
-
-
-def _available_bytes() -> int:
-    """Of this machine, or of the container if it may use less."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    fields = dict(line.split(":", 1) for line in lines)
-    available = int(fields["MemAvailable"].split()[0]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.is_file() and used.is_file() and limit.read_text().strip() != "max":
-        available = min(available, int(limit.read_text()) - int(used.read_text()))
-    return max(available, 0)
+    return min(int(available_memory_bytes() * _DEFAULT_SHARE), _DEFAULT_MAX_BYTES)

@@ -23,8 +23,8 @@ from kvasir.bench.lab.page import as_page, lab_parser, write_page
 from kvasir.bench.lab.prompts import random_prompt
 from kvasir.bench.lab.rounds import in_turns
 from kvasir.bench.markdown import table
-from kvasir.cli.cores import usable_cpus
 from kvasir.cli.model import prepare_builtin_model
+from kvasir.common.machine import usable_cpus
 
 # name -> {contender -> one value a round}
 Samples = dict[str, dict[str, list[float]]]
