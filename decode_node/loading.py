@@ -13,8 +13,8 @@ from kvasir.decode_node.request import DecodeRequest
 from kvasir.decode_node.wanted import wanted_blocks
 from kvasir.engine.blocks import num_blocks_for
 from kvasir.engine.step import Admitted
-from kvasir.kv_connector.base import Ticket
-from kvasir.kv_connector.incoming import IncomingTransfer, TransferResult, WantedBlock
+from kvasir.kv_connector.base import KVBlock, Ticket
+from kvasir.kv_connector.incoming import IncomingTransfer, TransferResult
 from kvasir.node.node import Node
 from kvasir.node.stored_prompts import StoredPrompts
 from kvasir.proto import common_pb2
@@ -94,7 +94,7 @@ class PromptLoader:
     async def _fetch_stored(self, entry: DecodeRequest, admitted: Admitted) -> None:
         """For a prompt that is computed here."""
         request = entry.request
-        wanted: list[WantedBlock] = []
+        wanted: list[KVBlock] = []
         try:
             keys = self._stored.keys(request, request.num_tokens_at_arrival)
             num_leading = entry.first_missing + await self._stored.num_leading(keys[entry.first_missing :])
@@ -124,7 +124,7 @@ class PromptLoader:
     # Its end.
 
     async def _finish(
-        self, entry: DecodeRequest, transfer: IncomingTransfer, admitted: Admitted, wanted: Sequence[WantedBlock]
+        self, entry: DecodeRequest, transfer: IncomingTransfer, admitted: Admitted, wanted: Sequence[KVBlock]
     ) -> None:
         try:
             result = await transfer.done()
@@ -153,7 +153,7 @@ class PromptLoader:
             self._parts.engine.scheduler.fetch_s_per_block = num_bytes / rate.bandwidth_bytes_per_s
 
     def _report(
-        self, entry: DecodeRequest, admitted: Admitted, wanted: Sequence[WantedBlock], result: TransferResult
+        self, entry: DecodeRequest, admitted: Admitted, wanted: Sequence[KVBlock], result: TransferResult
     ) -> common_pb2.TransferReport:
         missing = set(result.missing)
         num_recomputed = sum(block.num_tokens for block in wanted if block.index in missing)

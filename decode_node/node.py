@@ -23,8 +23,7 @@ from kvasir.engine import wire
 from kvasir.engine.blocks import num_blocks_for
 from kvasir.engine.request import FinishReason
 from kvasir.engine.step import Admitted, ComputedBlocks
-from kvasir.kv_connector.base import BlockKey, Ticket
-from kvasir.kv_connector.sender import OutgoingBlock
+from kvasir.kv_connector.base import BlockKey, KVBlock, Ticket
 from kvasir.kv_connector.wire import ticket_from_proto
 from kvasir.node.node import Node
 from kvasir.node.outbox import Outbox
@@ -149,7 +148,7 @@ class DecodeNode(Node[DecodeRequest]):
             if entry is None or block_hash is None or (is_leader and index in entry.fetched):
                 others.append(block_id)
             else:
-                own.append(OutgoingBlock(index, BlockKey(block_hash), block_id, computed.num_tokens[i]))
+                own.append(KVBlock(index, BlockKey(block_hash), block_id, computed.num_tokens[i]))
         if others:
             self.release_blocks(others)
         self.write_back.add(own)

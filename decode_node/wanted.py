@@ -2,11 +2,10 @@
 
 from kvasir.common.hashing import block_hashes, root_hash, transfer_key
 from kvasir.engine.step import Admitted
-from kvasir.kv_connector.base import BlockKey, Ticket
-from kvasir.kv_connector.incoming import WantedBlock
+from kvasir.kv_connector.base import BlockKey, KVBlock, Ticket
 
 
-def wanted_blocks(ticket: Ticket, admitted: Admitted, kv_identity: bytes, block_size: int) -> list[WantedBlock]:
+def wanted_blocks(ticket: Ticket, admitted: Admitted, kv_identity: bytes, block_size: int) -> list[KVBlock]:
     """Full blocks go by their content; the last, partial one by the ticket."""
     request = admitted.request
     token_ids = request.token_ids[: request.num_tokens_at_arrival]
@@ -15,5 +14,5 @@ def wanted_blocks(ticket: Ticket, admitted: Admitted, kv_identity: bytes, block_
     for index in admitted.missing:
         key = hashes[index] if index < len(hashes) else transfer_key(ticket.transfer_id, index)
         num_tokens = min(block_size, len(token_ids) - index * block_size)
-        wanted.append(WantedBlock(index, BlockKey(key), admitted.block_table[index], num_tokens))
+        wanted.append(KVBlock(index, BlockKey(key), admitted.block_table[index], num_tokens))
     return wanted

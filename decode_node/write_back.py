@@ -12,7 +12,8 @@ from typing import Any
 
 from kvasir.common.errors import KVTransferError
 from kvasir.engine.blocks import BlockId
-from kvasir.kv_connector.sender import KVSender, OutgoingBlock
+from kvasir.kv_connector.base import KVBlock
+from kvasir.kv_connector.sender import KVSender
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +36,14 @@ class WriteBack:
         self._spawn = spawn
         self._is_short = is_short
         self._max_blocks = max_blocks
-        self._waiting: deque[OutgoingBlock] = deque()
+        self._waiting: deque[KVBlock] = deque()
         self._is_writing = False
 
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def add(self, blocks: Sequence[OutgoingBlock]) -> None:
+    def add(self, blocks: Sequence[KVBlock]) -> None:
         """Each has a reference, which is ours from here on."""
         self._waiting.extend(blocks)
         room = 0 if self._is_short() else self._max_blocks
@@ -69,7 +70,7 @@ class WriteBack:
         finally:
             self._is_writing = False
 
-    def _give_up(self, blocks: Sequence[OutgoingBlock]) -> None:
+    def _give_up(self, blocks: Sequence[KVBlock]) -> None:
         if blocks:
             self._sender.metrics.blocks_not_stored += len(blocks)
             self._release_blocks([block.block_id for block in blocks])

@@ -18,8 +18,7 @@ from typing import Any, Literal
 
 from kvasir.common.addresses import join_address, split_address
 from kvasir.common.errors import KVTransferError
-from kvasir.kv_connector.base import BlockKey, BlockSource, Frame, Ticket, TransferId
-from kvasir.kv_connector.header import MAX_HEADER_BYTES
+from kvasir.kv_connector.base import MAX_HEADER_BYTES, BlockKey, BlockSource, Frame, Ticket, TransferId
 from kvasir.kv_connector.settings import ConnectorSettings
 
 FETCH, RELEASE, KEEP_ALIVE = range(3)

@@ -56,6 +56,16 @@ class Ticket:
             raise ValueError(f"a ticket names at most {MAX_ENDPOINTS} endpoints, got {len(self.endpoints)}")
 
 
+@dataclass(frozen=True, slots=True)
+class KVBlock:
+    """One block of a request's KV: to be sent out of this node's cache, or to come into it."""
+
+    index: int  # in the request's block table
+    key: BlockKey
+    block_id: BlockId
+    num_tokens: int
+
+
 class BlockHeader(NamedTuple):
     """Says what a payload is."""
 

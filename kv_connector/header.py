@@ -10,8 +10,7 @@ from typing import NamedTuple
 import xxhash
 
 from kvasir.engine.blocks import KVLayout
-from kvasir.kv_connector.base import CODEC_NONE, BlockHeader, BlockKey, Frame, StoreKey
-from kvasir.kv_connector.base import MAX_HEADER_BYTES as MAX_HEADER_BYTES
+from kvasir.kv_connector.base import CODEC_NONE, MAX_HEADER_BYTES, BlockHeader, BlockKey, Frame, StoreKey
 from kvasir.kv_connector.codec import CODECS, STORED_FORMS, is_convertible, payload_sizes, stored_as
 from kvasir.kv_connector.errors import BadFrame
 from kvasir.kv_connector.metrics import MissReason

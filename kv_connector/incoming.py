@@ -12,15 +12,13 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from kvasir.common.errors import KVTransferError
-from kvasir.kv_connector.base import BlockKey, Frame
+from kvasir.kv_connector.base import BlockKey, Frame, KVBlock
 from kvasir.kv_connector.costs import ComputeCost
 from kvasir.kv_connector.errors import BadFrame
-from kvasir.kv_connector.landing import Landing
-from kvasir.kv_connector.landing import ReceiverParts as ReceiverParts
-from kvasir.kv_connector.landing import TransferResult as TransferResult
-from kvasir.kv_connector.landing import WantedBlock as WantedBlock
+from kvasir.kv_connector.landing import Landing, ReceiverParts
 from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.own_time import Limit
 from kvasir.kv_connector.pace import Pace, TooSlow
@@ -34,6 +32,15 @@ _TURN_S = 0.002
 OnBlock = Callable[[int, bool], None]  # index; whether it is exactly what this node would have computed
 
 
+@dataclass(frozen=True, slots=True)
+class TransferResult:
+    num_fetched: int
+    missing: tuple[int, ...]  # indices, ascending
+    num_bytes: int  # as they travelled
+    transfer_s: float  # time in which something was being fetched
+    overlapped_s: float  # the part of it before the sender had published its last block
+
+
 class IncomingTransfer:
     """Made by `KVReceiver`. Runs by itself until every wanted block has landed or is missing."""
 
@@ -41,9 +48,9 @@ class IncomingTransfer:
         self,
         parts: ReceiverParts,
         source: Source,
-        wanted: Sequence[WantedBlock],
+        wanted: Sequence[KVBlock],
         on_block: OnBlock,
-        compute_s: ComputeCost = lambda num_tokens: None,
+        compute_s: ComputeCost,
     ) -> None:
         self._parts = parts
         self._source = source
@@ -53,8 +60,8 @@ class IncomingTransfer:
         self._pace = Pace(parts.settings.costs, self._meter, parts.layout.bytes_per_block, compute_s, parts.clock)
         self._wanted = sorted(wanted, key=lambda block: block.index)
         self._promised = deque(self._wanted)
-        self._ready: list[WantedBlock] = []
-        self._in_flight: dict[BlockKey, WantedBlock] = {}
+        self._ready: list[KVBlock] = []
+        self._in_flight: dict[BlockKey, KVBlock] = {}
         self._deadline_s = 0.0  # of what is ready or in flight
         self._waits_for_deadline = True  # and not only for as long as computing takes
         self._busy: list[tuple[float, float]] = []
@@ -108,7 +115,7 @@ class IncomingTransfer:
         self._news.set()
 
     async def _run(self) -> None:
-        unusable: list[WantedBlock] = []
+        unusable: list[KVBlock] = []
         keeping = asyncio.create_task(keep_alive(self._source, self._parts.settings.lease_s / 3))
         try:
             while self._promised or self._ready:
@@ -130,7 +137,7 @@ class IncomingTransfer:
             self._ready.clear()
             self._count()
 
-    async def _fetch_ready(self) -> list[WantedBlock]:
+    async def _fetch_ready(self) -> list[KVBlock]:
         """Two attempts at all that is ready; what came, but was refused both times, is returned."""
         deadline_s, start_s = self._deadline_s, self._parts.clock()
         ready, self._ready = self._ready, []
@@ -150,12 +157,10 @@ class IncomingTransfer:
             self._in_flight.clear()
             self._busy.append((start_s, self._parts.clock()))
 
-    async def _attempt(
-        self, blocks: Sequence[WantedBlock], deadline_s: float
-    ) -> tuple[list[WantedBlock], list[WantedBlock]]:
+    async def _attempt(self, blocks: Sequence[KVBlock], deadline_s: float) -> tuple[list[KVBlock], list[KVBlock]]:
         """Fetch, and return what may be tried again: what was refused, and what never came."""
         self._in_flight = {block.key: block for block in blocks}
-        refused: list[WantedBlock] = []
+        refused: list[KVBlock] = []
         limit, loop = Limit(self._parts.clock), asyncio.get_running_loop()
         self._pace.begin()
         try:
@@ -198,12 +203,12 @@ class IncomingTransfer:
         return refused, lost
 
     @property
-    def _at_stake(self) -> list[WantedBlock]:
+    def _at_stake(self) -> list[KVBlock]:
         """What is given up where it is too slow: also what is still promised would come no faster."""
         return [*self._in_flight.values(), *self._ready, *self._promised]
 
     @property
-    def _outstanding(self) -> list[WantedBlock]:
+    def _outstanding(self) -> list[KVBlock]:
         return list(self._in_flight.values())
 
     def _limit(self, limit: Limit, deadline_s: float) -> None:
@@ -214,7 +219,7 @@ class IncomingTransfer:
         self._waits_for_deadline = deadline_s <= give_up_s
         limit.at_s = min(deadline_s, give_up_s)
 
-    def _land(self, block: WantedBlock, frame: Frame) -> bool:
+    def _land(self, block: KVBlock, frame: Frame) -> bool:
         try:
             is_exact = self._landing.land(block, frame)
         except BadFrame as error:
@@ -232,7 +237,7 @@ class IncomingTransfer:
         self._ready.clear()
         self._no_more()
 
-    def _has_landed(self, block: WantedBlock) -> bool:
+    def _has_landed(self, block: KVBlock) -> bool:
         return block.index in self._landing.indices
 
     def _result(self) -> TransferResult:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvasir.engine.blocks import BlockId, KVLayout
-from kvasir.kv_connector.base import BlockHeader, BlockKey, BlockMemory, Frame
+from kvasir.engine.blocks import KVLayout
+from kvasir.kv_connector.base import BlockHeader, BlockKey, BlockMemory, Frame, KVBlock
 from kvasir.kv_connector.codec import decode_into, is_exact, stored_as
 from kvasir.kv_connector.costs import Rates
 from kvasir.kv_connector.errors import BadFrame
@@ -13,14 +13,6 @@ from kvasir.kv_connector.header import Expected, verify
 from kvasir.kv_connector.metrics import MissReason, TransferMetrics
 from kvasir.kv_connector.own_time import OwnTime
 from kvasir.kv_connector.settings import ConnectorSettings
-
-
-@dataclass(frozen=True, slots=True)
-class WantedBlock:
-    index: int  # in the prompt's block table
-    key: BlockKey
-    block_id: BlockId
-    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +29,6 @@ class ReceiverParts:
     @property
     def layout(self) -> KVLayout:
         return self.memory.layout
-
-
-@dataclass(frozen=True, slots=True)
-class TransferResult:
-    num_fetched: int
-    missing: tuple[int, ...]  # indices, ascending
-    num_bytes: int  # as they travelled
-    transfer_s: float  # time in which something was being fetched
-    overlapped_s: float  # the part of it before the sender had published its last block
 
 
 class Landed(NamedTuple):
@@ -70,7 +53,7 @@ class Landing:
         self._epoch: str | None = None
         self._early: dict[BlockKey, Landed | BadFrame] = {}
 
-    def on_threads(self, blocks: Iterable[WantedBlock]) -> Callable[[BlockKey, Frame], None]:
+    def on_threads(self, blocks: Iterable[KVBlock]) -> Callable[[BlockKey, Frame], None]:
         """For one attempt at these blocks; what an earlier one has put in its place is not known any more."""
         by_key = {block.key: block for block in blocks}
         early: dict[BlockKey, Landed | BadFrame] = {}
@@ -85,7 +68,7 @@ class Landing:
 
         return land_early
 
-    def land(self, block: WantedBlock, frame: Frame) -> bool:
+    def land(self, block: KVBlock, frame: Frame) -> bool:
         """Whether it is exactly what this node would have computed. Raises BadFrame, and nothing has been written."""
         outcome = self._early.pop(block.key, None) or self._put_in_place(block, frame)
         if isinstance(outcome, BadFrame):
@@ -100,7 +83,7 @@ class Landing:
         metrics.blocks_inexact += not outcome.is_exact
         return outcome.is_exact
 
-    def _put_in_place(self, block: WantedBlock, frame: Frame) -> Landed:
+    def _put_in_place(self, block: KVBlock, frame: Frame) -> Landed:
         parts = self._parts
         expected = Expected(
             kv_identity=parts.kv_identity,

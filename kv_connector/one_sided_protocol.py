@@ -23,8 +23,8 @@ import os
 import struct
 
 from kvasir.common.errors import KVTransferError
+from kvasir.kv_connector.base import MAX_HEADER_BYTES
 from kvasir.kv_connector.errors import OtherVersion
-from kvasir.kv_connector.header import MAX_HEADER_BYTES
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ asked ---- first lands -- lands ------ lands ........ nothing .......> given up
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
+from kvasir.kv_connector.base import KVBlock
 from kvasir.kv_connector.costs import ComputeCost, CostRule, RateMeter
-from kvasir.kv_connector.landing import WantedBlock
 
 
 class TooSlow(Exception):
@@ -36,7 +36,7 @@ class Pace:
         self._last_s = 0.0
         self._num_landed = 0
 
-    def check_before(self, blocks: Sequence[WantedBlock]) -> None:
+    def check_before(self, blocks: Sequence[KVBlock]) -> None:
         """By what the source was last measured to give. `blocks`: those that are asked for now, and all to come."""
         rate = self._meter.ask()
         if rate is not None:
@@ -53,13 +53,13 @@ class Pace:
         self._first_s = self._last_s if self._first_s is None else self._first_s
         self._num_landed += 1
 
-    def check(self, outstanding: Sequence[WantedBlock]) -> None:
+    def check(self, outstanding: Sequence[KVBlock]) -> None:
         """By how fast blocks have come so far; `outstanding` have been asked for."""
         elapsed_s = self._last_s - self._began_s
         if self._num_landed and elapsed_s >= self._rule.patience_s:
             self._check(elapsed_s * len(outstanding) / self._num_landed, outstanding)
 
-    def wait_s(self, blocks: Sequence[WantedBlock]) -> float:
+    def wait_s(self, blocks: Sequence[KVBlock]) -> float:
         """How long to wait for the next one, from now. `blocks` would be given up."""
         return self._rule.give_up_after_s(self._compute_s(_num_tokens(blocks)))
 
@@ -73,11 +73,11 @@ class Pace:
         elif is_stuck:
             self._meter.note(0, end_s - self._began_s)
 
-    def _check(self, fetch_s: float, blocks: Sequence[WantedBlock]) -> None:
+    def _check(self, fetch_s: float, blocks: Sequence[KVBlock]) -> None:
         compute_s = self._compute_s(_num_tokens(blocks))
         if not self._rule.is_worth_fetching(fetch_s, compute_s):
             raise TooSlow(f"{len(blocks)} blocks would take {fetch_s:.2f} s to come, {compute_s:.2f} s to compute")
 
 
-def _num_tokens(blocks: Sequence[WantedBlock]) -> int:
+def _num_tokens(blocks: Sequence[KVBlock]) -> int:
     return sum(map(attrgetter("num_tokens"), blocks))

@@ -4,11 +4,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvasir.common.errors import KVTransferError
-from kvasir.kv_connector.base import CODEC_NONE, BlockKey, BlockMemory, KVConnector, Ticket
+from kvasir.kv_connector.base import CODEC_NONE, BlockKey, BlockMemory, KVBlock, KVConnector, Ticket
 from kvasir.kv_connector.codec import STORED_FORMS, stored_as
 from kvasir.kv_connector.costs import ComputeCost, Rates
 from kvasir.kv_connector.header import store_key
-from kvasir.kv_connector.incoming import IncomingTransfer, OnBlock, ReceiverParts, WantedBlock
+from kvasir.kv_connector.incoming import IncomingTransfer, OnBlock
+from kvasir.kv_connector.landing import ReceiverParts
 from kvasir.kv_connector.metrics import TransferMetrics
 from kvasir.kv_connector.own_time import Limit, OwnTime
 from kvasir.kv_connector.settings import ConnectorSettings
@@ -65,7 +66,7 @@ class KVReceiver:
             raise ValueError(f"no block is stored as {ticket.stored_as!r}")
 
     def start(
-        self, ticket: Ticket, wanted: Sequence[WantedBlock], on_block: OnBlock, compute_s: ComputeCost = _unknown
+        self, ticket: Ticket, wanted: Sequence[KVBlock], on_block: OnBlock, compute_s: ComputeCost = _unknown
     ) -> IncomingTransfer:
         """Fetch these blocks of a ticket, each when `IncomingTransfer.progress` has said that it is published."""
         if self._connector.is_store:
@@ -75,7 +76,7 @@ class KVReceiver:
         return self._track(IncomingTransfer(self._parts, source, wanted, on_block, compute_s))
 
     def fetch_stored(
-        self, wanted: Sequence[WantedBlock], on_block: OnBlock, compute_s: ComputeCost = _unknown
+        self, wanted: Sequence[KVBlock], on_block: OnBlock, compute_s: ComputeCost = _unknown
     ) -> IncomingTransfer:
         """Fetch blocks that a store was seen to have, without a ticket; exact ones of this node's dtype alone."""
         if not self._connector.is_store:

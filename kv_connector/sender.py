@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvasir.engine.blocks import BlockId
-from kvasir.kv_connector.base import BlockKey, BlockMemory, Frame, KVConnector, Ticket, TransferId
+from kvasir.kv_connector.base import BlockKey, BlockMemory, Frame, KVBlock, KVConnector, Ticket, TransferId
 from kvasir.kv_connector.codec import max_payload_bytes
 from kvasir.kv_connector.costs import RateMeter
 from kvasir.kv_connector.encoder import Encoder
@@ -17,7 +17,6 @@ from kvasir.kv_connector.leases import LeasedBlock, Leases
 from kvasir.kv_connector.metrics import TransferMetrics
 from kvasir.kv_connector.outflow import Outflow
 from kvasir.kv_connector.settings import ConnectorSettings
-from kvasir.kv_connector.store_writer import OutgoingBlock as OutgoingBlock
 from kvasir.kv_connector.store_writer import StoreWriter
 
 log = logging.getLogger(__name__)
@@ -97,7 +96,7 @@ class KVSender:
     def is_leased(self, transfer_id: TransferId) -> bool:
         return self._leases.has(transfer_id)
 
-    async def publish(self, ticket: Ticket, blocks: Sequence[OutgoingBlock]) -> None:
+    async def publish(self, ticket: Ticket, blocks: Sequence[KVBlock]) -> None:
         """Returns when the blocks can be fetched. They are ours from here on, also where this raises."""
         if self._store is not None:
             await self._store.write(blocks)
@@ -105,7 +104,7 @@ class KVSender:
         leased = [LeasedBlock(block.key, block.block_id, block.num_tokens) for block in blocks]
         self._give_back(self._leases.grant(ticket.transfer_id, leased))
 
-    async def store(self, blocks: Sequence[OutgoingBlock]) -> None:
+    async def store(self, blocks: Sequence[KVBlock]) -> None:
         """As `publish`, for a store alone, where nobody waits for the blocks."""
         if self._store is None:
             raise ValueError(f"{self._connector.name} is no store")

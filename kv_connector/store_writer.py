@@ -7,11 +7,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from kvasir.common.errors import KVTransferError
 from kvasir.engine.blocks import BlockId, KVLayout
-from kvasir.kv_connector.base import CODEC_NONE, BlockKey, Frame, StoreConnector, StoreKey
+from kvasir.kv_connector.base import CODEC_NONE, Frame, KVBlock, StoreConnector, StoreKey
 from kvasir.kv_connector.encoder import Encoder
 from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.metrics import TransferMetrics
@@ -24,15 +23,7 @@ _GRACE_S = 1.0  # beyond its time, for a store to let go of what it reads
 _MAX_PACKED_BYTES = 32 << 20  # of blocks that are packed and written together
 
 
-@dataclass(frozen=True, slots=True)
-class OutgoingBlock:
-    index: int  # in the prompt's block table
-    key: BlockKey
-    block_id: BlockId
-    num_tokens: int
-
-
-Named = tuple[StoreKey, OutgoingBlock]
+Named = tuple[StoreKey, KVBlock]
 
 
 class StoreWriter:
@@ -56,7 +47,7 @@ class StoreWriter:
         self._guard = StoreGuard(f"writing to {store.name}", settings.store_backoff_s, clock, metrics)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def write(self, blocks: Sequence[OutgoingBlock]) -> None:
+    async def write(self, blocks: Sequence[KVBlock]) -> None:
         """Returns when all of them can be fetched. They are ours from here on, also where this raises."""
         task = asyncio.create_task(self._write_and_give_back(blocks))
         self._tasks.add(task)
@@ -72,11 +63,11 @@ class StoreWriter:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_GRACE_S)
 
-    def _allowance_s(self, blocks: Sequence[OutgoingBlock]) -> float:
+    def _allowance_s(self, blocks: Sequence[KVBlock]) -> float:
         num_bytes = len(blocks) * self._layout.bytes_per_block
         return self._settings.transfer_allowance_s(num_bytes, self._encoder.outgoing.bandwidth_bytes_per_s)
 
-    async def _write_and_give_back(self, blocks: Sequence[OutgoingBlock]) -> None:
+    async def _write_and_give_back(self, blocks: Sequence[KVBlock]) -> None:
         self.num_blocks += len(blocks)
         try:
             await self._write_missing(blocks)
@@ -84,7 +75,7 @@ class StoreWriter:
             self.num_blocks -= len(blocks)
             self._release_blocks([block.block_id for block in blocks])
 
-    async def _write_missing(self, blocks: Sequence[OutgoingBlock]) -> None:
+    async def _write_missing(self, blocks: Sequence[KVBlock]) -> None:
         deadline_s, num_left = time.monotonic() + self._allowance_s(blocks), len(blocks)
         names = [store_key(block.key, self._layout, self._encoder.form) for block in blocks]
         try:

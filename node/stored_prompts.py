@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from kvasir.common.hashing import block_hashes, root_hash
 from kvasir.engine.request import Request
 from kvasir.engine.step import Admitted
-from kvasir.kv_connector.base import BlockKey
-from kvasir.kv_connector.incoming import WantedBlock
+from kvasir.kv_connector.base import BlockKey, KVBlock
 from kvasir.kv_connector.receiver import KVReceiver
 
 
@@ -37,10 +36,10 @@ class StoredPrompts:
         compute_s = self._compute_s(num_stored * self._block_size)
         return num_stored if num_stored and self._receiver.is_worth_fetching(num_stored, compute_s) else 0
 
-    def wanted(self, admitted: Admitted, keys: Sequence[BlockKey]) -> list[WantedBlock]:
+    def wanted(self, admitted: Admitted, keys: Sequence[BlockKey]) -> list[KVBlock]:
         """Those of the leading blocks, of which these are the keys, that the engine lacks."""
         return [
-            WantedBlock(index, keys[index], admitted.block_table[index], self._block_size)
+            KVBlock(index, keys[index], admitted.block_table[index], self._block_size)
             for index in admitted.missing
             if index < len(keys)
         ]

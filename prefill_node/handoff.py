@@ -14,8 +14,8 @@ from kvasir.common.errors import KVTransferError
 from kvasir.common.hashing import transfer_key
 from kvasir.engine.blocks import BlockId
 from kvasir.engine.step import ComputedBlocks
-from kvasir.kv_connector.base import BlockKey, Ticket
-from kvasir.kv_connector.sender import KVSender, OutgoingBlock
+from kvasir.kv_connector.base import BlockKey, KVBlock, Ticket
+from kvasir.kv_connector.sender import KVSender
 
 log = logging.getLogger(__name__)
 
@@ -100,10 +100,10 @@ class Handoff:
         finally:
             self.num_queued_blocks -= len(computed.block_ids)
 
-    def _outgoing(self, computed: ComputedBlocks) -> list[OutgoingBlock]:
+    def _outgoing(self, computed: ComputedBlocks) -> list[KVBlock]:
         blocks = []
         for offset, block_id in enumerate(computed.block_ids):
             index = computed.first_index + offset
             key = computed.hashes[offset] or transfer_key(self.ticket.transfer_id, index)
-            blocks.append(OutgoingBlock(index, BlockKey(key), block_id, computed.num_tokens[offset]))
+            blocks.append(KVBlock(index, BlockKey(key), block_id, computed.num_tokens[offset]))
         return blocks

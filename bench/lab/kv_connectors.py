@@ -17,12 +17,11 @@ import torch
 from kvasir.bench.lab.kv_pipe import Answer, Teller, checksum
 from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.engine.kv_cache import KVCache
-from kvasir.kv_connector.base import BlockKey, Endpoint, Ticket, TransferId
+from kvasir.kv_connector.base import BlockKey, Endpoint, KVBlock, Ticket, TransferId
 from kvasir.kv_connector.header import store_key
-from kvasir.kv_connector.incoming import WantedBlock
 from kvasir.kv_connector.receiver import KVReceiver
 from kvasir.kv_connector.registry import open_connector
-from kvasir.kv_connector.sender import KVSender, OutgoingBlock
+from kvasir.kv_connector.sender import KVSender
 from kvasir.kv_connector.settings import ConnectorSettings
 
 _IDENTITY = bytes(32)
@@ -57,7 +56,7 @@ class Side:
         endpoints = (Endpoint(self.connector.endpoint),) if self.connector.endpoint else ()
         transfer_id = TransferId(random.randbytes(8).hex())
         ticket = Ticket(transfer_id=transfer_id, connector=self.connector.name, endpoints=endpoints)
-        blocks = [OutgoingBlock(i, key, BlockId(i), self.layout.block_size) for i, key in enumerate(self.keys)]
+        blocks = [KVBlock(i, key, BlockId(i), self.layout.block_size) for i, key in enumerate(self.keys)]
         start_s = time.perf_counter()
         await self.sender.publish(ticket, blocks)
         elapsed_s = time.perf_counter() - start_s
@@ -87,8 +86,7 @@ class Side:
 
         endpoints = tuple(Endpoint(**endpoint) for endpoint in ticket.pop("endpoints"))
         wanted = [
-            WantedBlock(i, BlockKey(bytes.fromhex(key)), BlockId(i), self.layout.block_size)
-            for i, key in enumerate(keys)
+            KVBlock(i, BlockKey(bytes.fromhex(key)), BlockId(i), self.layout.block_size) for i, key in enumerate(keys)
         ]
         start_s = time.perf_counter()
         transfer = self.receiver.start(

@@ -9,12 +9,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from kvasir.engine.blocks import BlockId, KVLayout
-from kvasir.kv_connector.base import BlockKey, Endpoint, KVConnector, Ticket, TransferId
-from kvasir.kv_connector.incoming import IncomingTransfer, WantedBlock
+from kvasir.kv_connector.base import BlockKey, Endpoint, KVBlock, KVConnector, Ticket, TransferId
+from kvasir.kv_connector.incoming import IncomingTransfer
 from kvasir.kv_connector.metrics import TransferMetrics
 from kvasir.kv_connector.receiver import KVReceiver
 from kvasir.kv_connector.registry import open_connector
-from kvasir.kv_connector.sender import KVSender, OutgoingBlock
+from kvasir.kv_connector.sender import KVSender
 from kvasir.kv_connector.settings import ConnectorSettings
 
 SMALL = KVLayout(num_layers=2, num_kv_heads=1, total_kv_heads=1, head_dim=8, block_size=16, dtype="float32")  # 2 KiB
@@ -96,11 +96,11 @@ class Pair:
         endpoints = (Endpoint(connector.endpoint),) if connector.endpoint else ()
         return Ticket(transfer_id=TransferId(uuid.uuid4().hex), connector=connector.name, endpoints=endpoints)
 
-    def outgoing(self, keys: Sequence[BlockKey], start: int = 0) -> list[OutgoingBlock]:
-        return [OutgoingBlock(i, key, BlockId(i), 16) for i, key in enumerate(keys, start)]
+    def outgoing(self, keys: Sequence[BlockKey], start: int = 0) -> list[KVBlock]:
+        return [KVBlock(i, key, BlockId(i), 16) for i, key in enumerate(keys, start)]
 
-    def wanted(self, keys: Sequence[BlockKey]) -> list[WantedBlock]:
-        return [WantedBlock(i, key, self.destination(i), 16) for i, key in enumerate(keys)]
+    def wanted(self, keys: Sequence[BlockKey]) -> list[KVBlock]:
+        return [KVBlock(i, key, self.destination(i), 16) for i, key in enumerate(keys)]
 
     def destination(self, index: int) -> BlockId:
         return BlockId(self.num_blocks - 1 - index)

@@ -16,9 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kvasir.engine.blocks import BlockId
-from kvasir.kv_connector.base import BlockKey, Endpoint, Ticket, TransferId
-from kvasir.kv_connector.incoming import WantedBlock
-from kvasir.kv_connector.sender import OutgoingBlock
+from kvasir.kv_connector.base import BlockKey, Endpoint, KVBlock, Ticket, TransferId
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.testing import LARGE, Node, open_node
 
@@ -52,12 +50,12 @@ def ticket_of(transfer_id: str, connector: str, endpoint: str = "") -> Ticket:
     return Ticket(transfer_id=TransferId(transfer_id), connector=connector, endpoints=endpoints)
 
 
-def outgoing(keys: list[BlockKey]) -> list[OutgoingBlock]:
-    return [OutgoingBlock(index, key, BlockId(index), 16) for index, key in enumerate(keys)]
+def outgoing(keys: list[BlockKey]) -> list[KVBlock]:
+    return [KVBlock(index, key, BlockId(index), 16) for index, key in enumerate(keys)]
 
 
-def wanted(keys: list[BlockKey]) -> list[WantedBlock]:
-    return [WantedBlock(index, key, BlockId(index), 16) for index, key in enumerate(keys)]
+def wanted(keys: list[BlockKey]) -> list[KVBlock]:
+    return [KVBlock(index, key, BlockId(index), 16) for index, key in enumerate(keys)]
 
 
 @asynccontextmanager

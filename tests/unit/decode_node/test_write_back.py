@@ -6,9 +6,9 @@ from typing import cast
 
 from kvasir.decode_node.write_back import WriteBack
 from kvasir.engine.blocks import BlockId
-from kvasir.kv_connector.base import BlockKey
+from kvasir.kv_connector.base import BlockKey, KVBlock
 from kvasir.kv_connector.metrics import TransferMetrics
-from kvasir.kv_connector.sender import KVSender, OutgoingBlock
+from kvasir.kv_connector.sender import KVSender
 
 
 class Sender:
@@ -19,13 +19,13 @@ class Sender:
         self.may_write = asyncio.Event()
         self.written: list[int] = []
 
-    async def store(self, blocks: Sequence[OutgoingBlock]) -> None:
+    async def store(self, blocks: Sequence[KVBlock]) -> None:
         await self.may_write.wait()
         self.written += [block.index for block in blocks]
 
 
-def blocks(*indices: int) -> list[OutgoingBlock]:
-    return [OutgoingBlock(i, BlockKey(bytes([i]) * 32), BlockId(i), 16) for i in indices]
+def blocks(*indices: int) -> list[KVBlock]:
+    return [KVBlock(i, BlockKey(bytes([i]) * 32), BlockId(i), 16) for i in indices]
 
 
 async def test_where_blocks_become_short_those_that_wait_are_given_up_too() -> None:

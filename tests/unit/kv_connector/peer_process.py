@@ -15,8 +15,7 @@ import zmq
 
 from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.kv_connector import tcp_protocol as protocol
-from kvasir.kv_connector.base import BlockKey, Ticket, TransferId
-from kvasir.kv_connector.sender import OutgoingBlock
+from kvasir.kv_connector.base import BlockKey, KVBlock, Ticket, TransferId
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.testing import open_node
 
@@ -31,7 +30,7 @@ def keys_of(num_blocks: int) -> list[BlockKey]:
 async def send(settings: ConnectorSettings, task: Any) -> None:
     async with open_node(settings, HUGE, seed=1, num_blocks=task["num_blocks"]) as node:
         ticket = Ticket(transfer_id=TransferId("t"), connector="tcp")
-        outgoing = [OutgoingBlock(i, key, BlockId(i), 16) for i, key in enumerate(keys_of(task["num_blocks"]))]
+        outgoing = [KVBlock(i, key, BlockId(i), 16) for i, key in enumerate(keys_of(task["num_blocks"]))]
         await node.sender.publish(ticket, outgoing)
         print(node.connector.endpoint, flush=True)
         await asyncio.sleep(120)

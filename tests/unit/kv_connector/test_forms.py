@@ -13,11 +13,10 @@ import torch
 from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.engine.kv_cache import cache_shape
 from kvasir.kernels.kv_rows import read_rows
-from kvasir.kv_connector.base import BlockKey, Endpoint, Ticket, TransferId
+from kvasir.kv_connector.base import BlockKey, Endpoint, KVBlock, Ticket, TransferId
 from kvasir.kv_connector.header import unpack
-from kvasir.kv_connector.incoming import TransferResult, WantedBlock
+from kvasir.kv_connector.incoming import TransferResult
 from kvasir.kv_connector.metrics import MissReason
-from kvasir.kv_connector.sender import OutgoingBlock
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.testing import LARGE, Node, open_node, random_keys
 from tests.unit.kernels.paged import in_dtype
@@ -61,13 +60,13 @@ class Way:
             endpoints=(Endpoint(connector.endpoint),) if connector.endpoint else (),
             stored_as=self.sender.sender.stored_as,
         )
-        blocks = [OutgoingBlock(i, key, BlockId(i), 16) for i, key in enumerate(self.keys)]
+        blocks = [KVBlock(i, key, BlockId(i), 16) for i, key in enumerate(self.keys)]
         await self.sender.sender.publish(ticket, blocks)
         self.sender.sender.commit(ticket.transfer_id)
         return ticket
 
     async def fetch(self, ticket: Ticket) -> TransferResult:
-        wanted = [WantedBlock(i, key, BlockId(i), 16) for i, key in enumerate(self.keys)]
+        wanted = [KVBlock(i, key, BlockId(i), 16) for i, key in enumerate(self.keys)]
         transfer = self.receiver.receiver.start(ticket, wanted, self.exact.__setitem__)
         transfer.progress(NUM_BLOCKS, committed=True)
         return await transfer.done()

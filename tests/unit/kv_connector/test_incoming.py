@@ -9,10 +9,11 @@ import pytest
 
 from kvasir.common.errors import KVTransferError
 from kvasir.engine.blocks import BlockId
-from kvasir.kv_connector.base import BlockHeader, BlockKey, Frame
+from kvasir.kv_connector.base import BlockHeader, BlockKey, Frame, KVBlock
 from kvasir.kv_connector.costs import ComputeCost, CostRule, Rates
 from kvasir.kv_connector.header import checksum_of, pack
-from kvasir.kv_connector.incoming import IncomingTransfer, ReceiverParts, WantedBlock
+from kvasir.kv_connector.incoming import IncomingTransfer
+from kvasir.kv_connector.landing import ReceiverParts
 from kvasir.kv_connector.metrics import MissReason, TransferMetrics
 from kvasir.kv_connector.own_time import OwnTime
 from kvasir.kv_connector.settings import ConnectorSettings
@@ -20,7 +21,7 @@ from kvasir.kv_connector.sources import LandBlock
 from kvasir.kv_connector.testing import IDENTITY, SMALL, ArrayMemory, random_keys, until
 
 KEYS = random_keys(4)
-WANTED = [WantedBlock(i, key, BlockId(i), 16) for i, key in enumerate(KEYS)]
+WANTED = [KVBlock(i, key, BlockId(i), 16) for i, key in enumerate(KEYS)]
 
 
 class Source:

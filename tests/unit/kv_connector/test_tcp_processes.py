@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 
 from kvasir.engine.blocks import BlockId
-from kvasir.kv_connector.base import Endpoint, Ticket, TransferId
-from kvasir.kv_connector.incoming import WantedBlock
+from kvasir.kv_connector.base import Endpoint, KVBlock, Ticket, TransferId
 from kvasir.kv_connector.metrics import MissReason
-from kvasir.kv_connector.sender import OutgoingBlock
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.testing import open_node, until
 from kvasir.kv_connector.testing import peer as processes
@@ -64,7 +62,7 @@ async def test_a_sender_that_dies_or_freezes_in_mid_transfer(how: signal.Signals
                 process.send_signal(how)
             landed.append(index)
 
-        wanted = [WantedBlock(i, key, BlockId(i), 16) for i, key in enumerate(keys_of(NUM_BLOCKS))]
+        wanted = [KVBlock(i, key, BlockId(i), 16) for i, key in enumerate(keys_of(NUM_BLOCKS))]
         ticket = Ticket(transfer_id=TransferId("t"), connector="tcp", endpoints=(Endpoint(address),))
         transfer = node.receiver.start(ticket, wanted, strike)
         transfer.progress(NUM_BLOCKS, committed=True)
@@ -86,7 +84,7 @@ async def test_a_receiver_that_freezes_gives_the_blocks_back_when_zmq_lets_go() 
         asyncio.timeout(START_S + DEADLINE_S),
     ):
         ticket = Ticket(transfer_id=TransferId("t"), connector="tcp")
-        outgoing = [OutgoingBlock(i, key, BlockId(i), 16) for i, key in enumerate(keys_of(num_published))]
+        outgoing = [KVBlock(i, key, BlockId(i), 16) for i, key in enumerate(keys_of(num_published))]
         await node.sender.publish(ticket, outgoing)
         async with peer("ask", address=node.connector.endpoint) as (_, line):
             assert line == "landed"

@@ -8,8 +8,8 @@ from typing import cast
 from kvasir.engine.blocks import BlockId
 from kvasir.engine.request import RequestId
 from kvasir.engine.step import ComputedBlocks
-from kvasir.kv_connector.base import Ticket, TransferId
-from kvasir.kv_connector.sender import KVSender, OutgoingBlock
+from kvasir.kv_connector.base import KVBlock, Ticket, TransferId
+from kvasir.kv_connector.sender import KVSender
 from kvasir.prefill_node.handoff import Handoff
 
 TICKET = Ticket(transfer_id=TransferId("t"), connector="memory")
@@ -22,7 +22,7 @@ class Sender:
         self.released = released
         self.leased: list[BlockId] = []
 
-    async def publish(self, ticket: Ticket, blocks: Sequence[OutgoingBlock]) -> None:
+    async def publish(self, ticket: Ticket, blocks: Sequence[KVBlock]) -> None:
         self.leased += [block.block_id for block in blocks]
 
     def commit(self, transfer_id: TransferId) -> None: ...
@@ -61,7 +61,7 @@ async def test_an_abort_frees_at_once_what_waits_behind_a_store_that_hangs() -> 
     released: Counter[BlockId] = Counter()
     sender, hanging = Sender(released), asyncio.Event()
 
-    async def publish(ticket: Ticket, blocks: Sequence[OutgoingBlock]) -> None:
+    async def publish(ticket: Ticket, blocks: Sequence[KVBlock]) -> None:
         await hanging.wait()
         sender.leased += [block.block_id for block in blocks]
 
