@@ -7,7 +7,7 @@ import pytest
 
 from tests.cluster import Cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

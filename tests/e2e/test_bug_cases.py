@@ -16,7 +16,7 @@ from kvasir.router.text.tokenizer import TextTokenizer
 from tests.cluster import Cluster
 from tests.e2e.asker import CHAT, COMPLETIONS, GREEDY, Asker, ask
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
 def text_of(chunks: Sequence[Any]) -> str:

@@ -11,7 +11,7 @@ CPUS = sorted(os.sched_getaffinity(0))
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(200),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(len(CPUS) < 2, reason="one core cannot be divided"),
 ]
 

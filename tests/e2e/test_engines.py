@@ -12,7 +12,7 @@ from tests.cluster import Cluster
 from tests.e2e import reference
 from tests.e2e.asker import Asker, ask
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 FETCHED = "kvasir:kv_blocks_fetched_total"
 NAMES = ("64-tokens", "513-tokens", "chat-0", "chat-6")

@@ -5,7 +5,7 @@ import pytest
 
 from tests.cluster import Cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 OPTIONAL = ("max_tokens", "temperature", "top_p", "n", "stop", "seed", "logit_bias", "stream", "user", "logprobs")
 

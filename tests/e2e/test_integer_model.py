@@ -11,7 +11,7 @@ from tests.e2e.reference import Prompt
 from tests.e2e.test_faults import InBackground, stream
 from tests.e2e.test_speculation import CONFIG, answers
 
-pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(600)]
 
 ARGS = ["--quantization", "w8a8_int8"]
 

@@ -17,7 +17,7 @@ from tests.e2e import reference
 from tests.e2e.reference import Prompt
 from tests.e2e.test_faults import FETCHED, RECOMPUTED, InBackground, expected, misses, stream
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 BLOCK_SIZE = 16
 NUM_TOKENS = 16

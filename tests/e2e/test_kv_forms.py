@@ -9,7 +9,7 @@ from tests.cluster import Cluster, wait_until
 from tests.e2e import reference
 from tests.e2e.asker import GREEDY, ask
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 BLOCK_SIZE = 16
 BYTES_PER_BLOCK = 737_280

@@ -9,11 +9,11 @@ import pytest
 
 from tests.cluster import Cluster, Service, wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 NUM_REQUESTS = 200
 CONCURRENCY = 16
-WITHIN_S = 10.0
+WITHIN_S = 60.0
 
 # What must be zero when nobody asks for anything.
 NODE_GAUGES = (
@@ -54,10 +54,9 @@ def test_dropped_requests_leave_nothing_behind(cluster: Cluster) -> None:
 
     asyncio.run(drop_requests(cluster, rng, NUM_REQUESTS))
     deadline = time.monotonic() + WITHIN_S
-    while time.monotonic() < deadline and (left_behind(cluster) or grown(before, sockets_and_tasks(cluster))):
+    while (held := left_behind(cluster) | grown(before, sockets_and_tasks(cluster))) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert left_behind(cluster) == {}
-    assert grown(before, sockets_and_tasks(cluster)) == {}
+    assert held == {}
     answer = cluster.client().completions.create(model=cluster.model, prompt="hello", max_tokens=4)
     assert answer.usage is not None
     assert answer.usage.completion_tokens >= 1

@@ -18,7 +18,7 @@ from tests.e2e.test_faults import FETCHED, InBackground, expected, stream
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.full,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(os.getuid() != 0 or shutil.which("ip") is None, reason="network namespaces want root and ip"),
 ]
 

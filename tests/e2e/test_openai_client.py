@@ -5,7 +5,7 @@ import pytest
 
 from tests.cluster import Cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 

@@ -5,7 +5,7 @@ import pytest
 from tests.cluster import Cluster
 from tests.e2e.asker import CHAT, GREEDY, Asker, ask
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 PROMPT = "The quick brown fox jumps over the lazy dog and"
 LONG = {"max_tokens": 8, "ignore_eos": True}

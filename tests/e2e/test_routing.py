@@ -11,7 +11,7 @@ import pytest
 from tests.cluster import Cluster, Service, wait_until
 from tests.e2e.asker import GREEDY, Asker, ask
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 BLOCK_SIZE = 16
 NUM_CONVERSATIONS = 8

@@ -9,7 +9,7 @@ import pytest
 from tests.cluster import Cluster
 from tests.e2e.test_parity import SMALL_CACHE
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 PROMPT = list(range(100, 130))
 CONSTRAINED = {"structured_outputs": {"regex": "([A-Z][a-z]{2,9} [0-9]+; )+"}}

@@ -12,7 +12,7 @@ from kvasir.common.seeds import sequence_seed
 from tests.cluster import Cluster, wait_until
 from tests.e2e.asker import CHAT, GREEDY, Asker, ask
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 PROMPT = "The old king of the northern market went to the harbour and counted the boats, one by one,"
 HOT = {"temperature": 0.9, "max_tokens": 20, "ignore_eos": True, "return_token_ids": True}

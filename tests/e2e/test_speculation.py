@@ -7,7 +7,7 @@ import pytest
 from tests.cluster import Cluster
 from tests.e2e.asker import Asker, ask
 
-pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(600)]
 
 CONFIG = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
 COUNTERS = tuple(f"vllm:spec_decode_num_{what}_total" for what in ("drafts", "draft_tokens", "accepted_tokens"))

@@ -12,7 +12,7 @@ from tests.cluster import Cluster
 from tests.e2e.asker import CHAT, Asker, ask
 from tests.schemas import Schema, check_answer, schemas
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 ASKED = [{"role": "user", "content": "Describe a person as JSON."}]
 MAX_TOKENS = 200

@@ -2,18 +2,17 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from kvasir.cli.model import prepare_builtin_model
-
 
 @pytest.fixture(scope="module")
-def builtin_model() -> Path:
-    return prepare_builtin_model()
+def tokenizer(model_dir: Path) -> Any:
+    return AutoTokenizer.from_pretrained(model_dir)
 
 
 TRICKY = {
@@ -26,61 +25,57 @@ TRICKY = {
 
 
 @pytest.mark.parametrize("text", TRICKY)
-def test_tricky_text_is_cut_as_the_model_was_trained(builtin_model: Path, text: str) -> None:
-    encoding = Tokenizer.from_file(str(builtin_model / "tokenizer.json")).encode(text)
+def test_tricky_text_is_cut_as_the_model_was_trained(model_dir: Path, tokenizer: Any, text: str) -> None:
+    encoding = Tokenizer.from_file(str(model_dir / "tokenizer.json")).encode(text)
     assert encoding.tokens == TRICKY[text]
-    assert AutoTokenizer.from_pretrained(builtin_model)(text).input_ids == encoding.ids
+    assert tokenizer(text).input_ids == encoding.ids
 
 
 @pytest.mark.parametrize("text", [*TRICKY, "naïve 🦄🏳️‍🌈", "日本語、한국어 ２", "  a\t\r\n b ", "", "Привет"])
-def test_decoding_gives_the_text_back(builtin_model: Path, text: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(builtin_model)
+def test_decoding_gives_the_text_back(tokenizer: Any, text: str) -> None:
     assert tokenizer.decode(tokenizer(text).input_ids) == text
 
 
-def test_the_tokenizer_knows_its_specials_and_limits(builtin_model: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(builtin_model)
+def test_the_tokenizer_knows_its_specials_and_limits(tokenizer: Any) -> None:
     assert sorted(tokenizer.all_special_ids) == list(range(17))
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 2)
     assert tokenizer.model_max_length == 8192
     assert len(tokenizer) == 49152
 
 
-def test_the_config_says_what_was_meant(builtin_model: Path) -> None:
-    config = json.loads((builtin_model / "config.json").read_text())
+def test_the_config_says_what_was_meant(model_dir: Path) -> None:
+    config = json.loads((model_dir / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert config["rms_norm_eps"] == 1e-5
     assert config["rope_theta"] == 100_000.0
     assert config["tie_word_embeddings"] is True
-    assert json.loads((builtin_model / "generation_config.json").read_text())["eos_token_id"] == [2, 0]
+    assert json.loads((model_dir / "generation_config.json").read_text())["eos_token_id"] == [2, 0]
+
+
+@pytest.fixture(scope="module")
+def llama(model_dir: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(model_dir)
 
 
 @pytest.mark.parity
-def test_the_model_answers_and_stops(builtin_model: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(builtin_model)
-    llama = AutoModelForCausalLM.from_pretrained(builtin_model)
+def test_the_model_answers_and_stops(tokenizer: Any, llama: Any) -> None:
     assert llama.dtype == torch.float32
     assert llama.config.rms_norm_eps == 1e-5
     assert llama.config.rope_parameters["rope_theta"] == 100_000.0
-    chat = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "What is the capital of France?"}],
-        add_generation_prompt=True,
-        return_tensors="pt",
-        return_dict=True,
-    )
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    chat = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     output = llama.generate(**chat, max_new_tokens=32, do_sample=False)
     answer = tokenizer.decode(output[0, chat["input_ids"].shape[1] :])
     assert answer == "The capital of France is Paris.<|im_end|>"
 
 
 @pytest.mark.parity
-def test_plain_english_does_not_surprise_the_model(builtin_model: Path) -> None:
+def test_plain_english_does_not_surprise_the_model(tokenizer: Any, llama: Any) -> None:
     """9.4 when all is well; 15 with the K of a single layer left in llama.cpp's order, 64 with all Q and K."""
     text = (
         "The sun rises in the east and sets in the west. Water boils at one hundred degrees Celsius at sea level, "
         "and freezes at zero. There are seven days in a week and twelve months in a year."
     )
-    tokens = AutoTokenizer.from_pretrained(builtin_model)(text, return_tensors="pt").input_ids
+    tokens = tokenizer(text, return_tensors="pt").input_ids
     with torch.inference_mode():
-        loss = AutoModelForCausalLM.from_pretrained(builtin_model)(tokens, labels=tokens).loss
-    assert loss.exp().item() < 12
+        assert llama(tokens, labels=tokens).loss.exp().item() < 12

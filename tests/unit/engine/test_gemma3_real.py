@@ -19,7 +19,7 @@ from kvasir.engine.models.loader import load_model
 from kvasir.router.text.tokenizer import TextTokenizer
 from tests.unit.engine.forward import CPU, generate, greedy_request
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 NUM_TOKENS = 24
 PROMPTS = [

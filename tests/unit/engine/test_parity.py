@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 
 from kvasir.engine.factory import build_engine
 from kvasir.engine.kv_cache import KVCache, kv_layout
@@ -16,13 +15,13 @@ from kvasir.engine.models.loader import load_model
 from kvasir.engine.request import FinishReason, Request, RequestId
 from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.settings import EngineSettings
+from tests.e2e import reference
 from tests.unit.engine.forward import CPU, generate, greedy_request
-from tests.unit.engine.greedy_reference import greedy_tokens
 
 pytestmark = pytest.mark.parity
 
 NUM_TOKENS = 32
-LENGTHS = (1, 15, 16, 17, 513)
+NAMES = [f"{length}-tokens" for length in (1, 15, 16, 17, 513)]
 CUTS = [  # block size, chunk size, together
     (16, 2000, True),
     (16, 100, True),
@@ -43,24 +42,13 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def prompts(model_dir: Path) -> list[list[int]]:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
-    ids = tokenizer(_TEXT).input_ids
-    return [ids[3 * i : 3 * i + length] for i, length in enumerate(LENGTHS)]
-
-
-_TEXT = "".join(
-    f"Chapter {i}. On day {i} the {who} went to {where} and counted {i * i} boats before the rain came. "
-    for i, (who, where) in enumerate(
-        (who, where)
-        for who in ("fisher", "teacher", "old king", "miller", "child")
-        for where in ("the harbour", "a town on the hill", "the northern market", "her sister's house")
-    )
-)
+    by_name = {prompt.name: prompt for prompt in reference.prompts(model_dir)}
+    return [list(by_name[name].token_ids) for name in NAMES]
 
 
 @pytest.fixture(scope="module")
-def expected(model_dir: Path, prompts: list[list[int]]) -> list[list[int]]:
-    return greedy_tokens(model_dir, prompts, NUM_TOKENS)
+def expected() -> list[list[int]]:
+    return [list(reference.answers()[name].token_ids[:NUM_TOKENS]) for name in NAMES]
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,4 @@
 import os
-import time
 from collections.abc import Callable
 
 import pytest
@@ -49,8 +48,6 @@ def test_an_ended_one_refuses_and_comes_back_empty_on_its_port(end: Callable[[Re
 
 
 def test_a_frozen_one_can_be_stopped() -> None:
-    started = time.monotonic()
     with RedisServer() as server:
         server.freeze()
-        server.stop()
-    assert time.monotonic() - started < 8
+        server.stop()  # an error if it does not end

@@ -18,7 +18,7 @@ from kvasir.engine.settings import EngineSettings
 from tests.unit.engine.drafting import Always
 from tests.unit.engine.greedy_reference import greedy_tokens
 
-pytestmark = [pytest.mark.parity, pytest.mark.full]
+pytestmark = [pytest.mark.parity, pytest.mark.full, pytest.mark.timeout(1800)]
 
 NUM_TOKENS = 32
 PASSAGE = (

@@ -1,6 +1,6 @@
 """Prompt lookup and draft models over real tensors: the same tokens as without, also under pressure and with forks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from kvasir.engine.kv_cache import KVCache, kv_layout
 from kvasir.engine.limits import Limits
 from kvasir.engine.model_runner import ModelRunner
 from kvasir.engine.models import read_model_config
-from kvasir.engine.models.config import UnsupportedModel
 from kvasir.engine.models.loader import load_model
+from kvasir.engine.models.unsupported import UnsupportedModel
 from kvasir.engine.request import Request, RequestId
 from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.scheduler import Scheduler
@@ -30,7 +30,6 @@ from tests.unit.engine.drafting import Always
 from tests.unit.engine.forward import CPU
 
 LIMITS = Limits(block_size=4, num_blocks=200, max_num_batched_tokens=48, max_num_seqs=8, max_model_len=64)
-NewProposer = Callable[[], Proposer]
 
 
 @pytest.fixture(scope="module", autouse=True)

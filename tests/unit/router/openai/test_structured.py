@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from typing import Any
 
 import openai
@@ -60,6 +59,9 @@ async def test_the_official_client_reads_what_it_asked_for() -> None:
             )
 
 
+DEADLINE_S = 30.0
+
+
 def nested(depth: int) -> Any:
     schema: Any = {"type": "string"}
     for _ in range(depth):
@@ -96,16 +98,14 @@ async def test_hostile_schemas_are_answered_in_time_and_disturb_nobody() -> None
         await router.chat(max_completion_tokens=5, response_format={"type": "json_object"})  # the workers are there
         streams = [asyncio.create_task(one_stream(router)) for _ in range(3)]
         for name, schema, named in HOSTILE:
-            started_s = time.monotonic()
-            answer = await router.chat(max_completion_tokens=5, response_format=schema_format(schema))
-            took_s = time.monotonic() - started_s
+            async with asyncio.timeout(DEADLINE_S):
+                answer = await router.chat(max_completion_tokens=5, response_format=schema_format(schema))
             assert answer.status_code == (200 if named is None else 400), (name, answer.text[:500])
             if named is not None:
                 error = answer.json()["error"]
                 assert error["type"] == "invalid_request_error"
                 assert error["param"].startswith("response_format"), name
                 assert named in error["message"], (name, error["message"])
-            assert took_s < 3, (name, took_s)
         assert set(await asyncio.gather(*streams)) == {"x" * 70}
         assert (await router.chat()).status_code == 200
 
