@@ -32,7 +32,7 @@ class PromptLoader:
         self._receiver = node.receiver
         self._block_size = node.limits.block_size
         self._is_store = node.parts.connector.is_store
-        self._stored = StoredPrompts(node.receiver, node.parts.kv_identity, self._block_size, self.compute_s)
+        self._stored = StoredPrompts(node.receiver, node.parts.model.kv_identity, self._block_size, self.compute_s)
 
     def awaits(self, ticket: Ticket | None) -> set[str]:
         """What the engine waits for before it runs a request."""
@@ -80,7 +80,7 @@ class PromptLoader:
     # Ways in which it comes.
 
     def _fetch(self, entry: DecodeRequest, ticket: Ticket, admitted: Admitted) -> None:
-        wanted = wanted_blocks(ticket, admitted, self._parts.kv_identity, self._block_size)
+        wanted = wanted_blocks(ticket, admitted, self._parts.model.kv_identity, self._block_size)
         on_block = partial(self._engine.block_loaded, entry.request_id)
         entry.transfer = self._receiver.start(ticket, wanted, on_block, self.compute_s)
         if admitted.is_again:  # by who stored it, nothing is to come

@@ -113,7 +113,7 @@ class DecodeNode(Node[DecodeRequest]):
         if first and max(first) >= len(entry.sequences):
             raise InvalidRequest(f"the request has {len(entry.sequences)} sequences, none with index {max(first)}")
         highest = max((token_id for token_ids in first.values() for token_id in token_ids), default=0)
-        if highest >= self.parts.vocab_size:
+        if highest >= self.parts.model.vocab_size:
             raise InvalidRequest(f"token id {highest} is outside of the vocabulary")
         for sequence in reversed(range(len(entry.sequences))):  # the one that leads them is the last to go on
             self.engine.continue_with(entry.sequences[sequence].request_id, first.get(sequence, ()))

@@ -2,7 +2,6 @@ from functools import partial
 
 from kvasir.decode_node.config import DecodeConfig
 from kvasir.decode_node.node import DecodeNode
-from kvasir.decode_node.servicer import DecodeServicer
 from kvasir.kv_connector.base import KVConnector
 from kvasir.kv_connector.codec import LOSSY
 from kvasir.node.runtime import NodeKind, run_node
@@ -15,7 +14,6 @@ def run(config: DecodeConfig) -> int:
         name="decode",
         service=decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].full_name,
         make_node=lambda parts: DecodeNode(parts, config.admission_timeout_s, writes_back=config.kv_write_back),
-        make_servicer=DecodeServicer,
         add_to_server=decode_pb2_grpc.add_DecodeServiceServicer_to_server,
         check_connector=partial(check_connector, config),
     )

@@ -2,14 +2,14 @@
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Literal
 
 import torch
 
 from kvasir.common.addresses import split_address
 from kvasir.common.metrics import Metrics
-from kvasir.engine.factory import ModelInfo, build_engine
+from kvasir.engine.factory import build_engine
 from kvasir.engine.settings import EngineSettings
 from kvasir.kv_connector.base import KVConnector
 from kvasir.kv_connector.costs import ALWAYS_FETCH, CostRule
@@ -22,36 +22,28 @@ from kvasir.node.parts import NodeParts
 from kvasir.node.process import num_compute_threads
 
 
-@dataclass(frozen=True, kw_only=True)
-class BuiltNode:
-    parts: NodeParts
-    model: ModelInfo
-
-
 def build(
     config: NodeConfig,
     role: Literal["prefill", "decode"],
     secret: str | None,
     check_connector: Callable[[KVConnector], None],
-) -> BuiltNode:
+) -> NodeParts:
     """Takes seconds: loads the model. A wrong device or connector is found before that."""
     check_device(config.device)
     settings = connector_settings(config, secret)
     connector = open_connector(settings)
     check_connector(connector)
     engine, memory, model = build_engine(engine_settings(config, role))
-    name = config.served_model_name or model.name
-    parts = NodeParts(
+    model = replace(model, name=config.served_model_name or model.name)
+    return NodeParts(
         engine=engine,
         memory=memory,
         connector=connector,
         connector_settings=settings,
-        metrics=NodeMetrics(Metrics({"model_name": name, "engine": "0"})),
+        metrics=NodeMetrics(Metrics({"model_name": model.name, "engine": "0"})),
         epoch=uuid.uuid4().hex,
-        kv_identity=model.kv_identity,
-        vocab_size=model.vocab_size,
+        model=model,
     )
-    return BuiltNode(parts=parts, model=model)
 
 
 def check_device(name: str) -> None:

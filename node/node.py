@@ -20,10 +20,11 @@ from kvasir.engine.blocks import BlockId
 from kvasir.engine.request import FinishReason, RequestId
 from kvasir.engine.step import Admitted, ComputedBlocks, SequenceOutput, StepResult
 from kvasir.kv_connector.metrics import TransferMetrics
-from kvasir.node.gauges import engine_samples, process_samples
+from kvasir.kv_connector.receiver import KVReceiver
+from kvasir.kv_connector.sender import KVSender
+from kvasir.node.gauges import engine_samples, process_samples, transfer_samples
 from kvasir.node.in_flight import E, InFlightRequests
 from kvasir.node.kv_feed import KVMirror
-from kvasir.node.kv_gauges import transfer_samples
 from kvasir.node.outbox import Outbox
 from kvasir.node.parts import NodeParts
 from kvasir.node.session import Session, Sessions
@@ -52,11 +53,13 @@ class Node(ABC, Generic[E]):
         self.metrics = parts.metrics
         self.engine = AsyncEngine(parts.engine, on_result=self._on_result, on_crash=self._on_crash)
         self.in_flight: InFlightRequests[E] = InFlightRequests(
-            self.engine, parts.engine.check_fits, self.metrics, parts.vocab_size, self.on_end
+            self.engine, parts.engine.check_fits, self.metrics, parts.model.vocab_size, self.on_end
         )
         self.transfer_metrics = TransferMetrics()
-        self.sender = parts.make_sender(self.release_blocks, self.transfer_metrics)
-        self.receiver = parts.make_receiver(self.transfer_metrics)
+        settings, metrics = parts.connector_settings, self.transfer_metrics
+        about = (parts.connector, parts.memory, parts.model.kv_identity)
+        self.sender = KVSender(*about, self.epoch, self.release_blocks, settings, metrics=metrics)
+        self.receiver = KVReceiver(*about, settings, metrics=metrics)
         parts.engine.on_step = self.metrics.stepped
         self.metrics.metrics.sampled(self._samples)
         self._actions: dict[str, Callable[[Session, Any], None]] = {

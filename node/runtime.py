@@ -19,18 +19,17 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from kvasir import __version__
 from kvasir.common.addresses import join_address, listening, split_address
 from kvasir.common.errors import KVTransferError
 from kvasir.common.grpc_server import bind, check_listen, new_server
 from kvasir.common.secrets import cluster_secret
 from kvasir.common.status_server import Health, StatusServer
-from kvasir.engine.models.config import UnsupportedModel
+from kvasir.engine.models.unsupported import UnsupportedModel
 from kvasir.kv_connector.base import KVConnector
 from kvasir.node.announce import Announcer, own_address
-from kvasir.node.build import BuiltNode, build
+from kvasir.node.build import build
 from kvasir.node.config import NodeConfig
-from kvasir.node.description import description_to_proto
+from kvasir.node.description import description_of
 from kvasir.node.node import Node
 from kvasir.node.parts import NodeParts
 from kvasir.node.servicer import NodeServicer
@@ -50,7 +49,6 @@ class NodeKind:
     name: Literal["prefill", "decode"]
     service: str  # full name
     make_node: Callable[[NodeParts], Node[Any]]
-    make_servicer: Callable[[Node[Any], common_pb2.NodeDescription], NodeServicer]
     add_to_server: Callable[[Any, grpc.aio.Server], None]  # as generated
     check_connector: Callable[[KVConnector], None] = lambda connector: None  # raises ValueError
 
@@ -65,12 +63,12 @@ def run_node(config: NodeConfig, kind: NodeKind) -> int:
         check_listen(config.listen, secret)  # now, and not after the model is loaded
         _check_ports(config)
         log.info("loading %s", config.model)
-        built = build(config, kind.name, secret, kind.check_connector)
+        parts = build(config, kind.name, secret, kind.check_connector)
     except (OSError, ValueError, ImportError, UnsupportedModel) as error:
         log.error("cannot start: %s", error)
         return 1
     try:
-        return asyncio.run(NodeProcess(config, kind, built, secret).serve())
+        return asyncio.run(NodeProcess(config, kind, parts, secret).serve())
     except OSError as error:  # a port that somebody has taken meanwhile
         log.error("cannot start: %s", error)
         return 1
@@ -101,10 +99,10 @@ def _leave(number: int, _: object) -> None:
 
 
 class NodeProcess:
-    def __init__(self, config: NodeConfig, kind: NodeKind, built: BuiltNode, secret: str | None) -> None:
+    def __init__(self, config: NodeConfig, kind: NodeKind, parts: NodeParts, secret: str | None) -> None:
         self._config = config
         self._kind = kind
-        self._built = built
+        self._parts = parts
         self._secret = secret
         self._health = cast(Any, health).aio.HealthServicer()  # its stubs lack `aio`
 
@@ -113,7 +111,7 @@ class NodeProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
         async with AsyncExitStack() as stack:
-            node = self._kind.make_node(self._built.parts)
+            node = self._kind.make_node(self._parts)
             try:
                 await node.start()
             except (ValueError, KVTransferError) as error:  # the connector cannot be what it was told to be
@@ -139,31 +137,13 @@ class NodeProcess:
         port = bind(server, self._config.listen)
         advertised = self._config.advertise_host or own_address(host, self._config.join)
         self._address = join_address(advertised, port)
-        description = self._describe(node, join_address(advertised, metrics_port))
-        self._kind.add_to_server(self._kind.make_servicer(node, description), server)
+        description = description_of(node, join_address(advertised, metrics_port))
+        self._kind.add_to_server(NodeServicer(node, description), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((self._kind.service, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         await server.start()
         stack.push_async_callback(server.stop, None)
         return description
-
-    def _describe(self, node: Node[Any], metrics_address: str) -> common_pb2.NodeDescription:
-        model, connector = self._built.model, self._built.parts.connector
-        return description_to_proto(
-            node.role,
-            node.limits,
-            model.layout,
-            node_epoch=node.epoch,
-            version=__version__,
-            model_name=self._config.served_model_name or model.name,
-            kv_identity=model.kv_identity,
-            vocab_size=model.vocab_size,
-            eos_token_ids=model.eos_token_ids,
-            connector=connector.name,
-            kv_endpoint=connector.endpoint,
-            kv_stored_as=node.sender.stored_as,
-            metrics_address=metrics_address,
-        )
 
     async def _until_stopped(self, node: Node[Any], signals: "asyncio.Queue[int]") -> int:
         """The exit status."""

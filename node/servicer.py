@@ -1,4 +1,4 @@
-"""What both services' servicers do: wire in, node call, wire out."""
+"""Both services, whose methods are the same: wire in, node call, wire out."""
 
 from __future__ import annotations  # grpc's classes are generic in their stubs alone
 
@@ -14,8 +14,6 @@ log = logging.getLogger(__name__)
 
 
 class NodeServicer:
-    """To be inherited beside a generated servicer class, before it."""
-
     def __init__(self, node: Node[Any], description: common_pb2.NodeDescription) -> None:
         self._node = node
         self._description = description

@@ -51,7 +51,7 @@ class PrefillNode(Node[PrefillRequest]):
         self._max_num_queued_tokens = max_num_queued_tokens
         self._handoffs: dict[tuple[Session, int], Handoff] = {}
         super().__init__(parts)
-        self._stored = StoredPrompts(self.receiver, parts.kv_identity, self.limits.block_size, self._compute_s)
+        self._stored = StoredPrompts(self.receiver, parts.model.kv_identity, self.limits.block_size, self._compute_s)
 
     def actions(self) -> dict[str, Callable[[Session, Any], None]]:
         return {"start": self._start, "cancel": self._cancel_or_release, "release": self._release}

@@ -1,7 +1,6 @@
 from kvasir.node.runtime import NodeKind, run_node
 from kvasir.prefill_node.config import PrefillConfig
 from kvasir.prefill_node.node import PrefillNode
-from kvasir.prefill_node.servicer import PrefillServicer
 from kvasir.proto import prefill_pb2, prefill_pb2_grpc
 
 
@@ -11,7 +10,6 @@ def run(config: PrefillConfig) -> int:
         name="prefill",
         service=prefill_pb2.DESCRIPTOR.services_by_name["PrefillService"].full_name,
         make_node=lambda parts: PrefillNode(parts, config.max_num_queued_tokens),
-        make_servicer=PrefillServicer,
         add_to_server=prefill_pb2_grpc.add_PrefillServiceServicer_to_server,
     )
     return run_node(config, kind)

@@ -14,9 +14,9 @@ from kvasir.common.grpc_server import bind, new_server
 from kvasir.common.metrics import Metrics
 from kvasir.common.tokens import pack_tokens, unpack_tokens
 from kvasir.decode_node.node import DecodeNode
-from kvasir.decode_node.servicer import DecodeServicer
 from kvasir.engine.blocks import BlockId, KVLayout, slot_mapping
 from kvasir.engine.engine import Engine
+from kvasir.engine.factory import ModelInfo
 from kvasir.engine.limits import Limits
 from kvasir.engine.request import RequestId
 from kvasir.engine.scheduler import Scheduler
@@ -27,8 +27,8 @@ from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.testing import ArrayMemory
 from kvasir.node.metrics import NodeMetrics
 from kvasir.node.parts import NodeParts
+from kvasir.node.servicer import NodeServicer
 from kvasir.prefill_node.node import PrefillNode
-from kvasir.prefill_node.servicer import PrefillServicer
 from kvasir.proto import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from tests.fakes import fake_score
 
@@ -36,6 +36,15 @@ BLOCK_SIZE = 4
 LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, total_kv_heads=1, head_dim=1, block_size=BLOCK_SIZE, dtype="float32")
 IDENTITY = bytes(range(32))
 VOCAB_SIZE = 997
+MODEL = ModelInfo(
+    name="fake",
+    kv_identity=IDENTITY,
+    vocab_size=VOCAB_SIZE,
+    eos_token_ids=frozenset({3, 1}),
+    max_model_len=200,
+    dtype="float32",
+    layout=LAYOUT,
+)
 WITHIN_S = 20
 
 _epochs = itertools.count(1)
@@ -103,8 +112,7 @@ def parts(
         connector_settings=settings,
         metrics=NodeMetrics(Metrics({"model_name": "fake"})),
         epoch=f"epoch-{next(_epochs)}",
-        kv_identity=IDENTITY,
-        vocab_size=VOCAB_SIZE,
+        model=MODEL,
     )
     return made, runner
 
@@ -196,9 +204,9 @@ async def running(node: Any, runner: KVRunner, session_id: str = "router/1") -> 
     server = new_server("127.0.0.1:0", None)
     description = common_pb2.NodeDescription(node_epoch=node.epoch)
     if is_prefill:
-        prefill_pb2_grpc.add_PrefillServiceServicer_to_server(PrefillServicer(node, description), server)
+        prefill_pb2_grpc.add_PrefillServiceServicer_to_server(NodeServicer(node, description), server)
     else:
-        decode_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(node, description), server)
+        decode_pb2_grpc.add_DecodeServiceServicer_to_server(NodeServicer(node, description), server)
     await node.start()
     channel = open_channel(f"127.0.0.1:{bind(server, '127.0.0.1:0')}", None)
     await server.start()

@@ -4,8 +4,10 @@ import pytest
 
 from kvasir.common.sizes import parse_bytes, parse_cpus
 from kvasir.decode_node.config import DecodeConfig
-from kvasir.node.build import connector_settings, engine_settings
+from kvasir.kv_connector.settings import ConnectorSettings
+from kvasir.node.build import build, connector_settings, engine_settings
 from kvasir.prefill_node.config import PrefillConfig
+from tests.unit.node.fakes import parts
 
 
 @pytest.mark.parametrize(
@@ -143,3 +145,13 @@ def test_mistakes_of_decode_nodes_are_explained(
     with pytest.raises(SystemExit):
         DecodeConfig.load(["--model", "/m", option, value])
     assert words in capsys.readouterr().err
+
+
+def test_a_node_is_called_what_it_was_told_or_as_its_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = parts(ConnectorSettings(name="memory"))
+    monkeypatch.setattr("kvasir.node.build.build_engine", lambda settings: (made.engine, made.memory, made.model))
+    for given, name in (([], "fake"), (["--served-model-name", "served"], "served")):
+        config = PrefillConfig.load(["--model", "/m", "--connector", "memory", *given])
+        built = build(config, "prefill", None, lambda connector: None)
+        assert built.model.name == name
+        assert f'model_name="{name}"'.encode() in built.metrics.metrics.render()[0]

@@ -19,16 +19,11 @@ from kvasir.cli.ports import free_port
 from kvasir.common.grpc_client import open_channel
 from kvasir.decode_node.config import DecodeConfig
 from kvasir.decode_node.node import DecodeNode
-from kvasir.decode_node.servicer import DecodeServicer
-from kvasir.engine.factory import ModelInfo
 from kvasir.kv_connector.settings import ConnectorSettings
-from kvasir.node.build import BuiltNode
 from kvasir.node.runtime import NodeKind, NodeProcess, health_of, run_node
 from kvasir.proto import common_pb2, decode_pb2, decode_pb2_grpc
 from tests.unit.node.fakes import (
     IDENTITY,
-    LAYOUT,
-    VOCAB_SIZE,
     KVRunner,
     Running,
     continue_decode,
@@ -46,19 +41,7 @@ KIND = NodeKind(
     name="decode",
     service="kvasir.v1.DecodeService",
     make_node=lambda made: DecodeNode(made, admission_timeout_s=WITHIN_S),
-    make_servicer=DecodeServicer,
     add_to_server=decode_pb2_grpc.add_DecodeServiceServicer_to_server,
-)
-
-
-MODEL = ModelInfo(
-    name="fake",
-    kv_identity=IDENTITY,
-    vocab_size=VOCAB_SIZE,
-    eos_token_ids=frozenset({3, 1}),
-    max_model_len=200,
-    dtype="float32",
-    layout=LAYOUT,
 )
 
 
@@ -99,7 +82,7 @@ async def process(**options: Any) -> AsyncIterator[Process]:
     made, runner = parts(ConnectorSettings(name="memory"))
     channel = open_channel(config.listen, SECRET)
     running = Process(config, runner, channel)
-    serve = NodeProcess(config, KIND, BuiltNode(parts=made, model=MODEL), SECRET).serve
+    serve = NodeProcess(config, KIND, made, SECRET).serve
     running.exit = asyncio.create_task(serve())
     try:
         async with asyncio.timeout(WITHIN_S):
@@ -115,13 +98,14 @@ async def process(**options: Any) -> AsyncIterator[Process]:
 
 
 async def test_it_says_who_it_is() -> None:
-    async with process(served_model_name="served") as node:
+    async with process() as node:
         stub = decode_pb2_grpc.DecodeServiceStub(node.channel)
         described = (await stub.Describe(common_pb2.DescribeRequest(), timeout=WITHIN_S)).node
         assert described.role == common_pb2.ROLE_DECODE
-        assert described.model_name == "served"
+        assert described.model_name == "fake"
         assert described.kv_identity == IDENTITY
         assert (described.block_size, described.num_total_blocks, described.max_model_len) == (4, 64, 200)
+        assert (described.num_kv_heads, described.kv_cache_dtype) == (1, "float32")
         assert described.connector == "memory"
         assert described.metrics_address == node.metrics_url.removeprefix("http://")
         assert described.eos_token_ids == b"\1\0\0\0\3\0\0\0"
@@ -253,7 +237,7 @@ async def test_a_connector_that_cannot_be_what_it_was_told_to_be(
     config = DecodeConfig(model=Path("/m"), listen="127.0.0.1:0", metrics_port=0)
     made, _ = parts(ConnectorSettings(name="shared_storage", path=str(tmp_path), kv_quota_bytes=1))
     async with asyncio.timeout(WITHIN_S):
-        assert await NodeProcess(config, KIND, BuiltNode(parts=made, model=MODEL), SECRET).serve() == 1
+        assert await NodeProcess(config, KIND, made, SECRET).serve() == 1
     assert "cannot start: a quota of 1 bytes holds no block" in caplog.text
 
 

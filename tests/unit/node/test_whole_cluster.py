@@ -17,18 +17,17 @@ from kvasir.common.grpc_server import bind, new_server
 from kvasir.common.metrics import Metrics
 from kvasir.common.seeds import sequence_seed
 from kvasir.decode_node.node import DecodeNode
-from kvasir.decode_node.servicer import DecodeServicer
 from kvasir.kv_connector.settings import ConnectorSettings
-from kvasir.node.description import description_to_proto
+from kvasir.node.description import description_of
+from kvasir.node.servicer import NodeServicer
 from kvasir.prefill_node.node import PrefillNode
-from kvasir.prefill_node.servicer import PrefillServicer
 from kvasir.proto import decode_pb2_grpc, prefill_pb2_grpc
 from kvasir.router.cluster import Cluster, running_cluster
 from kvasir.router.config import RouterConfig
 from kvasir.router.types import Reader, RoutedRequest, Sampling
 from tests.fake_cluster import until
 from tests.fakes import fake_score
-from tests.unit.node.fakes import BLOCK_SIZE, IDENTITY, LAYOUT, VOCAB_SIZE, generate, parts
+from tests.unit.node.fakes import BLOCK_SIZE, VOCAB_SIZE, generate, parts
 
 NUM_REQUESTS = 40
 DEADLINE_S = 90.0
@@ -78,23 +77,11 @@ async def whole_cluster(settings: ConnectorSettings, num_blocks: int) -> AsyncIt
 async def _serve(node: Any, stack: AsyncExitStack) -> str:
     server = new_server("127.0.0.1:0", None)
     address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
-    description = description_to_proto(
-        node.role,
-        node.limits,
-        LAYOUT,
-        node_epoch=node.epoch,
-        version="",
-        model_name="fake",
-        kv_identity=IDENTITY,
-        vocab_size=VOCAB_SIZE,
-        eos_token_ids=(),
-        connector=node.parts.connector.name,
-        kv_endpoint=node.parts.connector.endpoint,
-    )
+    description = description_of(node)
     if isinstance(node, PrefillNode):
-        prefill_pb2_grpc.add_PrefillServiceServicer_to_server(PrefillServicer(node, description), server)
+        prefill_pb2_grpc.add_PrefillServiceServicer_to_server(NodeServicer(node, description), server)
     else:
-        decode_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(node, description), server)
+        decode_pb2_grpc.add_DecodeServiceServicer_to_server(NodeServicer(node, description), server)
     await server.start()
     stack.push_async_callback(server.stop, None)
     return address
