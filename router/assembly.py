@@ -12,11 +12,10 @@ from fastapi import FastAPI
 
 from kvasir.common.metrics import Metrics
 from kvasir.common.secrets import cluster_secret
-from kvasir.router.app import create_app
+from kvasir.router.app import allow_origins, create_app
 from kvasir.router.auth import api_keys
 from kvasir.router.cluster import Cluster, running_cluster
 from kvasir.router.config import RouterConfig
-from kvasir.router.cors import allow_origins
 from kvasir.router.grammar.checker import GrammarChecker
 from kvasir.router.metrics import RouterMetrics
 from kvasir.router.openai.api import OpenAIApi
@@ -105,14 +104,14 @@ async def running_router(config: RouterConfig, sharing: Alone) -> AsyncIterator[
         )
         streams = sharing.streams(config, _stream_notes(config, router_metrics))
         stack.push_async_callback(streams.close)
-        bodies = Bodies(lambda: longest_prompt(cluster.dispatcher, tokenizer))
+        bodies = Bodies(lambda: longest_prompt(cluster.dispatcher, tokenizer), config.max_request_bytes)
         stack.push_async_callback(bodies.close)
         api = OpenAIApi(
             TenantBackend(cluster.dispatcher, limiter, isolates=config.isolate_tenants),
             tokenizer,
             renderer,
             model_names=names,
-            serving=Serving(router_metrics, bodies, streams, config.max_request_bytes),
+            serving=Serving(router_metrics, bodies, streams),
             max_logprobs=config.max_logprobs,
             habits=habits_of(
                 source,
@@ -123,14 +122,7 @@ async def running_router(config: RouterConfig, sharing: Alone) -> AsyncIterator[
             grammars=grammars,
             created=int(config.model.stat().st_mtime),
         )
-        tokens = TokensApi(
-            cluster.dispatcher,
-            tokenizer,
-            renderer,
-            model_names=names,
-            max_request_bytes=config.max_request_bytes,
-            bodies=bodies,
-        )
+        tokens = TokensApi(cluster.dispatcher, tokenizer, renderer, model_names=names, bodies=bodies)
         picture = partial(take_picture, cluster.pool, router_metrics.recent, lambda: cluster.queue.num_waiting)
         own = OwnOverview(cluster.dispatcher, metrics, router_metrics, picture)
         overview = sharing.overview(own)

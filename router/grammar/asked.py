@@ -8,13 +8,8 @@ import orjson
 
 from kvasir.common.errors import InvalidRequest
 from kvasir.common.grammar import Grammar
-from kvasir.router.grammar.sources import (
-    choice_grammar,
-    json_object_grammar,
-    json_schema_grammar,
-    lark_grammar,
-    regex_grammar,
-)
+from kvasir.router.grammar.sources import choice_grammar, json_object_grammar, json_schema_grammar
+from kvasir.router.openai.errors import missing, wrong_type
 
 _MAX_CHOICES = 10_000
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
@@ -50,7 +45,7 @@ def _of_response_format(value: Any) -> AskedGrammar | None:
         case "json_schema":
             return _of_json_schema(value.get("json_schema"), f"{param}.json_schema")
         case None:
-            raise _missing(f"{param}.type")
+            raise missing(f"{param}.type")
     message = f"'{param}.type' must be text, json_object or json_schema, got {kind!r:.60}"
     raise InvalidRequest(message, f"{param}.type", "invalid_value")
 
@@ -58,14 +53,14 @@ def _of_response_format(value: Any) -> AskedGrammar | None:
 def _of_json_schema(value: Any, param: str) -> AskedGrammar:
     """{"name": "person", "schema": {..}, "strict": true}. Whether strict or not, the schema is kept to."""
     if value is None:
-        raise _missing(param)
+        raise missing(param)
     fields = _object(value, param)
     for name, kind in (("name", str), ("description", str), ("strict", bool)):
         if fields.get(name) is not None and not isinstance(fields[name], kind):
-            raise _wrong_type(f"{param}.{name}", "a string" if kind is str else "true or false")
+            raise wrong_type(f"{param}.{name}", "a string" if kind is str else "true or false")
     for name in ("name", "schema"):
         if fields.get(name) is None:
-            raise _missing(f"{param}.{name}")
+            raise missing(f"{param}.{name}")
     return _named(f"{param}.schema", lambda: json_schema_grammar(fields["schema"]))
 
 
@@ -92,16 +87,16 @@ def _structured(kind: str, given: dict[str, Any], param: str) -> Grammar:
             return _json(value, given, param)
         case "json_object":
             if value is not True:
-                raise _wrong_type(param, "true or false")
+                raise wrong_type(param, "true or false")
             return _json({"type": "object"}, given, param)
         case "choice":
             is_list = isinstance(value, list) and all(isinstance(entry, str) for entry in value)
             if not is_list or not 0 < len(value) <= _MAX_CHOICES:
-                raise _wrong_type(param, f"a list of 1 to {_MAX_CHOICES} strings")
+                raise wrong_type(param, f"a list of 1 to {_MAX_CHOICES} strings")
             return choice_grammar(value)
     if not isinstance(value, str):
-        raise _wrong_type(param, "a string")
-    return regex_grammar(value) if kind == "regex" else lark_grammar(value)
+        raise wrong_type(param, "a string")
+    return Grammar("regex" if kind == "regex" else "lark", value)
 
 
 def _json(schema: Any, given: dict[str, Any], param: str) -> Grammar:
@@ -112,7 +107,7 @@ def _json(schema: Any, given: dict[str, Any], param: str) -> Grammar:
             raise InvalidRequest(f"'{param}' is not valid JSON: {error}", param, "invalid_json") from None
     pattern = given.get("whitespace_pattern")
     if pattern is not None and not isinstance(pattern, str):
-        raise _wrong_type("structured_outputs.whitespace_pattern", "a string")
+        raise wrong_type("structured_outputs.whitespace_pattern", "a string")
     if given.get("disable_additional_properties"):
         json_schema_grammar(schema)  # neither too deep nor something else
         schema = _closed(schema)
@@ -144,13 +139,5 @@ def _named(param: str, make: Callable[[], Grammar]) -> AskedGrammar:
 
 def _object(value: Any, param: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise _wrong_type(param, "an object")
+        raise wrong_type(param, "an object")
     return value
-
-
-def _missing(param: str) -> InvalidRequest:
-    return InvalidRequest(f"you must provide '{param}'", param, "missing_required_parameter")
-
-
-def _wrong_type(param: str, what: str) -> InvalidRequest:
-    return InvalidRequest(f"'{param}' must be {what}", param, "invalid_type")

@@ -39,16 +39,6 @@ def json_object_grammar() -> Grammar:
     return json_schema_grammar({"type": "object"})
 
 
-def regex_grammar(pattern: str) -> Grammar:
-    """The whole output matches the pattern."""
-    return Grammar("regex", pattern)
-
-
 def choice_grammar(choices: Sequence[str]) -> Grammar:
     """The output is exactly one of the choices."""
     return Grammar("regex", "|".join(f"(?:{re.escape(choice)})" for choice in choices))
-
-
-def lark_grammar(source: str) -> Grammar:
-    """A context-free grammar in the Lark notation, whose first rule is `start`; or GBNF, whose first is `root`."""
-    return Grammar("lark", source)

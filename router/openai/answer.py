@@ -1,7 +1,6 @@
 """One request's answer, as a whole or as a stream of chunks. The streamed text is the whole's text, for both are made
 from the same deltas."""
 
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -11,11 +10,9 @@ from kvasir.router.metrics import RequestRecord
 from kvasir.router.openai.best_of import best_choices
 from kvasir.router.openai.chunks import Chunks
 from kvasir.router.openai.envelope import Envelope, Shape, Usage
-from kvasir.router.openai.errors import HttpError, current_request_id, error_body, status_of
+from kvasir.router.openai.errors import HttpError, error_body, log_fault
 from kvasir.router.openai.generation import ChoiceDelta
 from kvasir.router.openai.sse import event
-
-log = logging.getLogger(__name__)
 
 
 class AnswerRecord:
@@ -100,8 +97,7 @@ class ChoicesAnswer:
                 for one in self._chunks.of(delta):
                     yield one
         except Exception as error:
-            if status_of(error) == 500:
-                log.exception("request %s failed in mid-stream", current_request_id.get())
+            log_fault(error)
             yield event(error_body(error))
             return
         for one in self._chunks.end():

@@ -78,13 +78,13 @@ class OpenAIApi:
     async def _prepare_completion(
         self, body: CompletionBody, record: RequestRecord, origin: StreamOrigin
     ) -> Generation:
-        limits = self._begin(body, "logprobs")
+        limits = self._check(body, "logprobs")
         if body.max_tokens == 0 and not body.echo:
             raise InvalidRequest("'max_tokens' of 0 wants 'echo' to be true", "max_tokens", "invalid_value")
         check_best_of(body)
         prompts = await completion_prompts(body, self.tokenizer, limits)
         shape = CompletionShape(body, prompts, self.tokenizer)
-        begun = await self._begun(body, record, limits, prompts, origin)
+        begun = await self._begin(body, record, limits, prompts, origin)
         return Generation(ChoicesAnswer(begun.envelope, shape), begun)
 
     async def _prepare_chat(self, body: ChatBody, record: RequestRecord, origin: StreamOrigin) -> Generation:
@@ -94,18 +94,18 @@ class OpenAIApi:
     async def begin_chat(self, body: ChatBody, record: RequestRecord, origin: StreamOrigin) -> tuple[Prompt, Begun]:
         """The answer to a conversation, in whatever shape it is then sent."""
         prompt, reading, limits = await self.chat_prompt(body)
-        return prompt, await self._begun(body, record, limits, [prompt], origin, reading)
+        return prompt, await self._begin(body, record, limits, [prompt], origin, reading)
 
     async def chat_prompt(self, body: ChatBody) -> tuple[Prompt, Reading, ClusterLimits]:
-        limits = self._begin(body, "top_logprobs")
+        limits = self._check(body, "top_logprobs")
         if body.top_logprobs and not body.logprobs:
             raise InvalidRequest("'top_logprobs' wants 'logprobs' to be true", "top_logprobs", "invalid_value")
         reading = reading_of(body, self._habits)
         prompt = await chat_prompt(body, self._renderer, self.tokenizer, limits, reading.plan.shown)
         return prompt, reading, limits
 
-    def _begin(self, body: GenerationBody, logprobs_param: str) -> ClusterLimits:
-        """What needs no tokenizer."""
+    def _check(self, body: GenerationBody, logprobs_param: str) -> ClusterLimits:
+        """What needs no tokenizer; the limits for what needs one."""
         if body.model not in self.model_names:
             raise ModelNotFound(body.model)
         if body.stream_options is not None and not body.stream:
@@ -118,7 +118,7 @@ class OpenAIApi:
                 raise InvalidRequest(message, param, "invalid_value")
         return self._backend.limits()
 
-    async def _begun(
+    async def _begin(
         self,
         body: GenerationBody,
         record: RequestRecord,

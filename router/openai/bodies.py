@@ -1,12 +1,15 @@
-"""Bytes of a request to its body, without keeping others waiting: a large one is read in a process of its own."""
+"""A request's body: bounded while it arrives and read without keeping others waiting: a large one apart."""
 
 import asyncio
 import pickle
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from starlette.requests import Request
+
 from kvasir.common.errors import InvalidRequest, Overloaded
 from kvasir.router.framed_process import FramedProcess
+from kvasir.router.openai.errors import HttpError
 from kvasir.router.openai.models import Body
 from kvasir.router.openai.parse_process import JSON_OBJECT
 from kvasir.router.openai.parsing import json_object, parse
@@ -26,23 +29,44 @@ class Bodies:
     `longest_prompt`: how many tokens a prompt may have, and how many characters at most; raises while nobody knows.
     """
 
-    def __init__(self, longest_prompt: Callable[[], tuple[int, int]]) -> None:
+    def __init__(self, longest_prompt: Callable[[], tuple[int, int]], max_bytes: int) -> None:
         self._longest_prompt = longest_prompt
+        self._max_bytes = max_bytes
         self._process: FramedProcess | None = None
         self._turn = asyncio.Lock()
         self._num_waiting = 0
+
+    async def arrived(self, request: Request) -> bytes:
+        """HttpError if it is too large, or compressed: nobody knows how large it then is."""
+        if request.headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):
+            message = "compressed bodies are not taken: send it as it is, without Content-Encoding"
+            raise HttpError(415, message, "unsupported_encoding", {"accept-encoding": "identity"})
+        announced = request.headers.get("content-length", "")
+        if announced.isdigit() and int(announced) > self._max_bytes:
+            raise self._too_large()
+        parts: list[bytes] = []
+        num_bytes = 0
+        async for part in request.stream():
+            num_bytes += len(part)
+            if num_bytes > self._max_bytes:
+                raise self._too_large()
+            parts.append(part)
+        return b"".join(parts)
+
+    def _too_large(self) -> HttpError:
+        return HttpError(413, f"the request body may have at most {self._max_bytes} bytes", "request_too_large")
 
     async def parse(self, data: bytes, kind: type[B]) -> tuple[B, int]:
         """The body, and how many fields of it nobody knows; those are ignored, as OpenAI's servers do."""
         if len(data) <= _SMALL_BYTES:
             return parse(json_object(data), kind)
-        body, num_unknown = await self._read(data, kind.__name__)
+        body, num_unknown = await self._read_apart(data, kind.__name__)
         return body, num_unknown
 
     async def json_object(self, data: bytes) -> dict[str, Any]:
         if len(data) <= _SMALL_BYTES:
             return json_object(data)
-        fields: dict[str, Any] = (await self._read(data, JSON_OBJECT))[0]
+        fields: dict[str, Any] = (await self._read_apart(data, JSON_OBJECT))[0]
         return fields
 
     async def close(self) -> None:
@@ -50,7 +74,7 @@ class Bodies:
         if process is not None:
             await process.end()
 
-    async def _read(self, data: bytes, kind: str) -> tuple[Any, int]:
+    async def _read_apart(self, data: bytes, kind: str) -> tuple[Any, int]:
         if self._num_waiting >= _MAX_WAITING:
             raise Overloaded(f"{self._num_waiting} large bodies wait to be read")
         max_tokens, max_chars = self._longest_prompt()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvasir.common.errors import InvalidRequest
+from kvasir.router.openai.errors import wrong_type
 from kvasir.router.openai.models import ChatBody, ConversationBody, MessageBody, ToolCallBody
 from kvasir.router.text.chat_renderer import ChatRenderer
 from kvasir.router.text.chat_template import Arguments, Message
@@ -120,7 +121,7 @@ def _content_text(content: Any, role: str, index: int) -> str:
     if content is None and role == "assistant":
         return ""
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        raise InvalidRequest(f"'{param}' must be a string or a list of parts", param, "invalid_type")
+        raise wrong_type(param, "a string or a list of parts")
     return "".join(_part_text(part, f"{param}[{number}]") for number, part in enumerate(content))
 
 

@@ -74,6 +74,14 @@ class NotFound(InvalidRequest):
     """Something that the request names is not there."""
 
 
+def missing(param: str) -> InvalidRequest:
+    return InvalidRequest(f"you must provide '{param}'", param, "missing_required_parameter")
+
+
+def wrong_type(param: str, wanted: str) -> InvalidRequest:
+    return InvalidRequest(f"'{param}' must be {wanted}", param, "invalid_type")
+
+
 class ModelNotFound(NotFound):
     def __init__(self, name: str) -> None:
         super().__init__(f"the model {reprlib.repr(name)} does not exist", "model", "model_not_found")
@@ -108,13 +116,18 @@ def status_of(error: Exception) -> int:
     return _entry(error)[0] if isinstance(error, ServingError) else 500
 
 
+def log_fault(error: Exception) -> None:
+    """If it is one of our own."""
+    if status_of(error) == 500:
+        log.error("request %s failed: %r", current_request_id.get(), error, exc_info=error)
+
+
 def error_response(error: Exception) -> Response:
     """What whoever is around all endpoints makes of what they raise."""
     if isinstance(error, CLIENT_LEFT):
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
+    log_fault(error)
     status = status_of(error)
-    if status == 500:
-        log.error("request %s failed: %r", current_request_id.get(), error, exc_info=error)
     headers = error.headers if isinstance(error, HttpError) else {}
     if status == 503:
         retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else 1.0

@@ -9,6 +9,7 @@ import orjson
 from pydantic import ValidationError
 
 from kvasir.common.errors import InvalidRequest
+from kvasir.router.openai.errors import missing
 from kvasir.router.openai.models import Body
 
 B = TypeVar("B", bound=Body)
@@ -107,7 +108,7 @@ def first_problem(error: ValidationError) -> InvalidRequest:
     problem = error.errors(include_url=False, include_context=False)[0]
     param = path_of(problem["loc"])
     if problem["type"] == "missing":
-        return InvalidRequest(f"you must provide '{param}'", param, "missing_required_parameter")
+        return missing(param)
     wanted = _WANTED.get(problem["type"])
     said = f"it must be {wanted}" if wanted else problem["msg"].replace(" after validation", "")
     message = f"invalid '{param}': {said}, got {_shown.repr(problem['input'])}"

@@ -6,6 +6,7 @@ from typing import Any
 
 from kvasir.common.errors import InvalidRequest
 from kvasir.router.openai.conversation import rendered_chat
+from kvasir.router.openai.errors import missing, wrong_type
 from kvasir.router.openai.models import MAX_CHOICES, ChatBody, CompletionBody
 from kvasir.router.openai.sampling import check_prompt, context_length_exceeded, max_prompt_tokens
 from kvasir.router.text.chat_renderer import ChatRenderer
@@ -60,7 +61,7 @@ async def _tokenized(
 def _entries(prompt: Any) -> Sequence[str | list[int]]:
     """'a' -> ['a'], [1, 2] -> [[1, 2]], ['a', 'b'] and [[1], [2]] as they are"""
     if prompt is None:
-        raise InvalidRequest("you must provide 'prompt'", "prompt", "missing_required_parameter")
+        raise missing("prompt")
     if isinstance(prompt, str):
         return [prompt]
     if prompt == []:
@@ -72,7 +73,7 @@ def _entries(prompt: Any) -> Sequence[str | list[int]]:
             raise InvalidRequest(f"'prompt' may hold at most {MAX_CHOICES} prompts", "prompt", "invalid_value")
         entries: list[str | list[int]] = prompt
         return entries
-    raise InvalidRequest("'prompt' must be a string, token ids, or a list of either", "prompt", "invalid_type")
+    raise wrong_type("prompt", "a string, token ids, or a list of either")
 
 
 def _is_list_of(value: Any, kind: type) -> bool:

@@ -1,11 +1,12 @@
 """How an answer is read: what the operator says of the model, what the client asks for, and what that comes to."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvasir.common.errors import InvalidRequest
 from kvasir.router.grammar.thoughts import behind_thoughts
 from kvasir.router.openai.models import ChatBody
 from kvasir.router.openai.prompts import Prompt
+from kvasir.router.openai.structured import with_grammar
 from kvasir.router.openai.tools import ToolPlan, tool_plan
 from kvasir.router.text.answer_reader import AnswerReader
 from kvasir.router.text.reasoning import REASONING_FORMATS, ReasoningReader, Start, start_of_answer
@@ -48,7 +49,7 @@ class Reading:
         if grammar is None:
             return request
         grammar = behind_thoughts(grammar, self._start(prompt))
-        return replace(request, sampling=replace(request.sampling, grammar=grammar))
+        return with_grammar(request, grammar)
 
     def new_reader(self, prompt: Prompt, choice_id: str) -> AnswerReader | None:
         """Of one choice; None: all of its text is content."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvasir.common.errors import InvalidRequest
+from kvasir.router.openai.errors import wrong_type
 from kvasir.router.openai.models import GenerationBody
 from kvasir.router.text.text_stream import TextRules
 from kvasir.router.text.tokenizer import TextTokenizer
@@ -20,7 +21,7 @@ def check_prompt(token_ids: Sequence[int], limits: ClusterLimits, param: str) ->
         raise InvalidRequest(f"'{param}' is empty: there must be at least one token", param, "empty_prompt")
     if len(token_ids) > max_prompt_tokens(limits):
         raise context_length_exceeded(limits, param, f"the prompt has {len(token_ids)} tokens")
-    _check_ids(token_ids, limits, param)
+    check_ids(token_ids, limits, param)
 
 
 def max_prompt_tokens(limits: ClusterLimits) -> int:
@@ -52,8 +53,8 @@ def sampling_of(body: GenerationBody, limits: ClusterLimits, tokenizer: TextToke
         raise InvalidRequest(f"min_tokens is {min_tokens}, and max_tokens only {max_tokens}", "min_tokens")
     temperature = 1.0 if body.temperature is None else body.temperature
     top_p = 1.0 if body.top_p is None else body.top_p
-    _check_ids(body.stop_token_ids or (), limits, "stop_token_ids")
-    _check_ids(body.allowed_token_ids or (), limits, "allowed_token_ids")
+    check_ids(body.stop_token_ids or (), limits, "stop_token_ids")
+    check_ids(body.allowed_token_ids or (), limits, "allowed_token_ids")
     eos_token_ids = frozenset() if body.ignore_eos else limits.eos_token_ids | tokenizer.eos_token_ids
     stop_token_ids = eos_token_ids | frozenset(body.stop_token_ids or ())
     if min_tokens and body.allowed_token_ids and stop_token_ids.issuperset(body.allowed_token_ids):
@@ -97,7 +98,7 @@ def text_rules_of(body: GenerationBody) -> TextRules:
 def _stop_strings(stop: Any) -> tuple[str, ...]:
     stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(stops, list) or not all(isinstance(entry, str) for entry in stops):
-        raise InvalidRequest("'stop' must be a string or a list of strings", "stop", "invalid_type")
+        raise wrong_type("stop", "a string or a list of strings")
     if not all(stops):
         raise InvalidRequest("'stop' must not hold an empty string", "stop", "invalid_value")
     if len(stops) > _MAX_STOP_STRINGS or sum(map(len, stops)) > _MAX_STOP_CHARS:
@@ -106,7 +107,7 @@ def _stop_strings(stop: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _check_ids(token_ids: Sequence[int], limits: ClusterLimits, param: str) -> None:
+def check_ids(token_ids: Sequence[int], limits: ClusterLimits, param: str) -> None:
     for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= token_id < limits.vocab_size:
             message = f"'{param}': {token_id} is no token id of this model, which are 0 to {limits.vocab_size - 1}"
@@ -118,7 +119,7 @@ def _logit_bias(bias: dict[str, float], limits: ClusterLimits) -> tuple[tuple[in
         if not (key.isascii() and key.isdigit() and len(key) < 10):
             raise InvalidRequest(f"'logit_bias': {key[:40]!r} is no token id", "logit_bias", "invalid_token_id")
     of_tokens = {int(key): value for key, value in bias.items()}  # "05" is 5, too: none may come twice
-    _check_ids(list(of_tokens), limits, "logit_bias")
+    check_ids(list(of_tokens), limits, "logit_bias")
     return tuple(sorted(of_tokens.items()))
 
 

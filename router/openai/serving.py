@@ -17,7 +17,6 @@ from kvasir.router.metrics import RequestRecord, RouterMetrics
 from kvasir.router.openai.answer import Answer, outcome_of
 from kvasir.router.openai.begun import Begun
 from kvasir.router.openai.bodies import Bodies
-from kvasir.router.openai.body import read_body
 from kvasir.router.openai.client_gone import unless_gone
 from kvasir.router.openai.errors import CLIENT_LEFT, StreamNotKept, json_response
 from kvasir.router.openai.event_ids import Numbering, parse_event_id
@@ -48,11 +47,10 @@ class Endpoint(Generic[B]):
 class Serving:
     """What all endpoints that generate do alike."""
 
-    def __init__(self, metrics: RouterMetrics, bodies: Bodies, streams: KeptStreams, max_request_bytes: int) -> None:
+    def __init__(self, metrics: RouterMetrics, bodies: Bodies, streams: KeptStreams) -> None:
         self._metrics = metrics
         self._bodies = bodies
         self._streams = streams
-        self._max_request_bytes = max_request_bytes
 
     async def serve(self, request: Request, endpoint: Endpoint[B]) -> Response:
         last_event_id = request.headers.get("last-event-id")
@@ -60,7 +58,7 @@ class Serving:
             return await self._resume(request, endpoint, last_event_id)
         record = self._metrics.begin(endpoint.name)
         try:
-            data = await read_body(request, self._max_request_bytes)
+            data = await self._bodies.arrived(request)
             body, num_unknown = await self._bodies.parse(data, endpoint.kind)
             self._metrics.unknown_fields(num_unknown)
             if body.timeout is None:
@@ -78,7 +76,7 @@ class Serving:
             raise
 
     async def _resume(self, request: Request, endpoint: Endpoint[B], last_event_id: str) -> Response:
-        await read_body(request, self._max_request_bytes)
+        await self._bodies.arrived(request)
         if not parse_event_id(last_event_id).response_id.startswith(endpoint.id_prefix):
             raise StreamNotKept  # here: it is another endpoint's
         found = await self._streams.resume(current_tenant.get().owner, last_event_id, endpoint.name)
@@ -148,7 +146,7 @@ class Serving:
             raise
 
     async def body_of(self, request: Request, kind: type[B]) -> B:
-        body, num_unknown = await self._bodies.parse(await read_body(request, self._max_request_bytes), kind)
+        body, num_unknown = await self._bodies.parse(await self._bodies.arrived(request), kind)
         self._metrics.unknown_fields(num_unknown)
         return body
 

@@ -8,15 +8,13 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kvasir.common.errors import InvalidRequest
 from kvasir.router.openai.bodies import Bodies
-from kvasir.router.openai.body import read_body
 from kvasir.router.openai.client_gone import unless_gone
 from kvasir.router.openai.conversation import rendered_chat
 from kvasir.router.openai.errors import ModelNotFound, json_response
 from kvasir.router.openai.models import Body, ConversationBody
 from kvasir.router.openai.parsing import validated
-from kvasir.router.openai.sampling import context_length_exceeded, max_prompt_tokens
+from kvasir.router.openai.sampling import check_ids, context_length_exceeded, max_prompt_tokens
 from kvasir.router.openai.tools import shown_tools
 from kvasir.router.text.chat_renderer import ChatRenderer
 from kvasir.router.text.tokenizer import TextTokenizer
@@ -51,7 +49,6 @@ class TokensApi:
         renderer: ChatRenderer,
         *,
         model_names: Sequence[str],
-        max_request_bytes: int,
         bodies: Bodies,
     ) -> None:
         self._bodies = bodies
@@ -59,7 +56,6 @@ class TokensApi:
         self._tokenizer = tokenizer
         self._renderer = renderer
         self._model_names = tuple(model_names)
-        self._max_request_bytes = max_request_bytes
 
     async def tokenize(self, request: Request) -> Response:
         return await self._serve(request, self._tokenize)
@@ -70,7 +66,7 @@ class TokensApi:
     async def _serve(
         self, request: Request, answer: Callable[[dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]]
     ) -> Response:
-        fields = await self._bodies.json_object(await read_body(request, self._max_request_bytes))
+        fields = await self._bodies.json_object(await self._bodies.arrived(request))
         return json_response(await unless_gone(request.receive, answer(fields)))
 
     async def _tokenize(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -97,10 +93,7 @@ class TokensApi:
     async def _detokenize(self, fields: dict[str, Any]) -> dict[str, Any]:
         body = validated(fields, DetokenizeBody)
         self._check_model(body.model)
-        vocab_size = self._backend.limits().vocab_size
-        if (largest := max(body.tokens, default=0)) >= vocab_size:
-            message = f"'tokens': {largest} is no token id of this model, which are 0 to {vocab_size - 1}"
-            raise InvalidRequest(message, "tokens", "invalid_token_id")
+        check_ids(body.tokens, self._backend.limits(), "tokens")
         return {"prompt": await asyncio.to_thread(self._tokenizer.decode, body.tokens)}
 
     def _check_model(self, name: str | None) -> None:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from kvasir.common.errors import InvalidRequest
 from kvasir.router.metrics import RequestRecord
 from kvasir.router.openai.api import OpenAIApi
-from kvasir.router.openai.errors import HttpError, StoreUnavailable, current_request_id, json_response, status_of
+from kvasir.router.openai.errors import HttpError, StoreUnavailable, json_response, log_fault
 from kvasir.router.openai.generation import ChoiceDelta
 from kvasir.router.openai.responses.body import ResponsesBody
 from kvasir.router.openai.responses.items import ChatMessage, Item, check_outputs, input_items, messages_of
@@ -60,8 +60,7 @@ class ResponseAnswer:
                 for one in self.events_of(delta):
                     yield one
         except Exception as error:
-            if status_of(error) == 500:
-                log.exception("request %s failed in mid-stream", current_request_id.get())
+            log_fault(error)
             for told in self._writer.fail(error):
                 yield _sse(told)
             return

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvasir.common.errors import InvalidRequest
+from kvasir.router.openai.errors import missing, wrong_type
 
 _MAX_ITEMS = 10_000
 Item = dict[str, Any]
@@ -15,9 +16,9 @@ def input_items(given: Any) -> list[Item]:
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     if given is None:
-        raise InvalidRequest("you must provide 'input'", "input", "missing_required_parameter")
+        raise missing("input")
     if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
-        raise InvalidRequest("'input' must be a string or a list of items", "input", "invalid_type")
+        raise wrong_type("input", "a string or a list of items")
     if not 0 < len(given) <= _MAX_ITEMS:
         raise InvalidRequest(f"'input' must have 1 to {_MAX_ITEMS} items", "input", "invalid_value")
     return given
@@ -92,5 +93,5 @@ def _thought(item: Item) -> str:
 def _text(item: Item, name: str, param: str) -> str:
     value = item.get(name)
     if not isinstance(value, str):
-        raise InvalidRequest(f"'{param}.{name}' must be a string", f"{param}.{name}", "invalid_type")
+        raise wrong_type(f"{param}.{name}", "a string")
     return value

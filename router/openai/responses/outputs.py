@@ -43,6 +43,11 @@ class _OnePart(OutputItem):
 
     _text_event = ""
 
+    def __init__(self, prefix: str, output_index: int, response_id: str) -> None:
+        super().__init__(prefix, output_index, response_id)
+        self._in_part = {**self._place, "content_index": 0}
+        self._has_part = False
+
     @abstractmethod
     def _part(self) -> dict[str, Any]: ...
 
@@ -65,11 +70,6 @@ class _OnePart(OutputItem):
             {"type": "response.content_part.done", **self._in_part, "part": self._part()},
             self._done(status),
         ]
-
-    def __init__(self, prefix: str, output_index: int, response_id: str) -> None:
-        super().__init__(prefix, output_index, response_id)
-        self._in_part = {**self._place, "content_index": 0}
-        self._has_part = False
 
 
 class MessageItem(_OnePart):

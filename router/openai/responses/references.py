@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from kvasir.common.errors import InvalidRequest
-from kvasir.router.openai.errors import NotFound
+from kvasir.router.openai.errors import NotFound, wrong_type
 from kvasir.router.openai.responses.items import Item
 from kvasir.router.openai.responses.store import ResponseStore
 
@@ -54,15 +54,10 @@ async def with_referenced(items: Sequence[Item], store: ResponseStore, owner: st
     known = _Known(store, owner)
     found: list[Item] = []
     for at, item in enumerate(items):
-        wanted = item.get("id")
-        if _is_reference(item):
-            if not isinstance(wanted, str):
-                raise _not_a_string(at)
-            found.append(await known.item(wanted))
-        elif wanted is None or isinstance(wanted, str):
-            found.append(item)
-        else:
-            raise _not_a_string(at)
+        wanted, is_reference = item.get("id"), _is_reference(item)
+        if not isinstance(wanted, str) and (is_reference or wanted is not None):
+            raise wrong_type(f"input[{at}].id", "a string")
+        found.append(await known.item(str(wanted)) if is_reference else item)
     return found
 
 
@@ -117,7 +112,3 @@ def _not_found(wanted: str) -> NotFound:
         "Try again with `store` set to true, or remove this item from your input.",
         "input",
     )
-
-
-def _not_a_string(at: int) -> InvalidRequest:
-    return InvalidRequest(f"'input[{at}].id' must be a string", f"input[{at}].id", "invalid_type")

@@ -1,7 +1,7 @@
 """Pages of other sites: let in where the operator says so, and then with their key like anybody."""
 
+from kvasir.router.app import allow_origins
 from kvasir.router.config import RouterConfig
-from kvasir.router.cors import allow_origins
 from tests.unit.router.openai.conftest import running_router, saying
 
 ORIGIN = "https://chat.example"

@@ -35,22 +35,20 @@ async def whole_router(**config: Any) -> AsyncIterator[tuple[httpx.AsyncClient, 
     async with fake_cluster(config=config) as cluster:
         metrics = RouterMetrics(cluster.metrics)  # beside the dispatcher's own: no name is taken twice
         renderer = ChatRenderer(None)
-        bodies = Bodies(lambda: (1, 1))  # no body here is so large that it starts its process
+        bodies = Bodies(lambda: (1, 1), 1 << 20)  # no body here is so large that it starts its process
         api = OpenAIApi(
             cluster.dispatcher,
             TOKENIZER,
             renderer,
             model_names=["m"],
-            serving=Serving(metrics, bodies, KeptStreams(max_grace_s=60, max_streams=4), 1 << 20),
+            serving=Serving(metrics, bodies, KeptStreams(max_grace_s=60, max_streams=4)),
             max_logprobs=5,
             habits=ModelHabits(),
             grammars=GrammarChecker(Path("tokenizer.json")),
             created=1_700_000_000,
         )
         responses = ResponsesApi(api, MemoryResponseStore(ttl_s=60, max_bytes=1 << 20))
-        tokens = TokensApi(
-            cluster.dispatcher, TOKENIZER, renderer, model_names=["m"], max_request_bytes=1 << 20, bodies=bodies
-        )
+        tokens = TokensApi(cluster.dispatcher, TOKENIZER, renderer, model_names=["m"], bodies=bodies)
         overview = OwnOverview(cluster.dispatcher, cluster.metrics, metrics)
         app = create_app(api, responses, tokens, overview, keys_of([]), metrics)
         async with (

@@ -114,13 +114,13 @@ async def running_router(
     renderer = ChatRenderer(ChatTemplate(TEMPLATE, SPECIAL_TOKENS), trusts_requests=trusts_requests)
     limiter = Limiter(MemoryBudgets(), 600, lambda tenant, what: router_metrics.limited(tenant=tenant, limit=what))
     streams = KeptStreams(max_grace_s=60, max_streams=4, max_of_one=3 if api_keys else None)
-    bodies = Bodies(lambda: longest_prompt(dispatcher, TOKENIZER))
+    bodies = Bodies(lambda: longest_prompt(dispatcher, TOKENIZER), max_request_bytes)
     api = OpenAIApi(
         TenantBackend(dispatcher, limiter, isolates=isolates_tenants),
         TOKENIZER,
         renderer,
         model_names=["m", "org/m"],
-        serving=Serving(router_metrics, bodies, streams, max_request_bytes),
+        serving=Serving(router_metrics, bodies, streams),
         max_logprobs=5,
         habits=habits,
         grammars=grammars,
@@ -128,9 +128,7 @@ async def running_router(
     )
     store = MemoryResponseStore(ttl_s=60, max_bytes=1 << 20)
     names = ["m", "org/m"]
-    tokens = TokensApi(
-        dispatcher, TOKENIZER, renderer, model_names=names, max_request_bytes=max_request_bytes, bodies=bodies
-    )
+    tokens = TokensApi(dispatcher, TOKENIZER, renderer, model_names=names, bodies=bodies)
     picture = partial(take_picture, NodePool(), router_metrics.recent, lambda: 0)
     overview = OwnOverview(dispatcher, metrics, router_metrics, picture)
     app = create_app(api, ResponsesApi(api, store), tokens, overview, keys_of(api_keys, key_limits), router_metrics)

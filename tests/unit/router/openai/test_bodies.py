@@ -26,7 +26,7 @@ MAX_TOKENS, MAX_CHARS = 4000, 1_000_000
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def bodies() -> AsyncIterator[Bodies]:
-    found = Bodies(lambda: (MAX_TOKENS, MAX_CHARS))
+    found = Bodies(lambda: (MAX_TOKENS, MAX_CHARS), 1 << 20)
     yield found
     await found.close()
 

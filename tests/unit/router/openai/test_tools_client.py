@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from kvasir.common.grammar import Grammar
-from kvasir.router.grammar.sources import choice_grammar, json_schema_grammar, regex_grammar
+from kvasir.router.grammar.sources import choice_grammar, json_schema_grammar
 from kvasir.router.grammar.thoughts import behind_thoughts
 from kvasir.router.openai.reading import ModelHabits, habits_of
 from kvasir.router.text.reasoning import Start
@@ -65,10 +65,10 @@ async def test_whole_streamed_and_parsed() -> None:
     ("grammar", "answer"),
     [
         (json_schema_grammar({"type": "object", "properties": {"a": {"enum": ["/"]}}, "required": ["a"]}), '{"a":"/"}'),
-        (regex_grammar(r"a/b\d+"), "a/b12"),
-        (regex_grammar(r"a\/b"), "a/b"),
-        (regex_grammar(r"a\\/b"), r"a\/b"),
-        (regex_grammar("[/\n]+x\\\n"), "/\nx\n"),
+        (Grammar("regex", r"a/b\d+"), "a/b12"),
+        (Grammar("regex", r"a\/b"), "a/b"),
+        (Grammar("regex", r"a\\/b"), r"a\/b"),
+        (Grammar("regex", "[/\n]+x\\\n"), "/\nx\n"),
         (choice_grammar(["yes/no", "no"]), "yes/no"),
         (choice_grammar([r"a\/b"]), r"a\/b"),
         (choice_grammar(["\n", "\r\n", "a\nb"]), "a\nb"),
