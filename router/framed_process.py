@@ -32,7 +32,7 @@ class FramedProcess:
             stdin=PIPE,
             stdout=PIPE,
             stderr=DEVNULL,  # a library's panics, at a stranger's will
-            env=clean_environment(),
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
         )
         started = cls(process, b"")
         try:
@@ -67,10 +67,6 @@ class FramedProcess:
         if length > _MAX_ANSWER_BYTES:
             raise EOFError
         return await self._process.stdout.readexactly(length)
-
-
-def clean_environment() -> dict[str, str]:
-    return {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
 
 
 # The other end.

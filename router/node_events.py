@@ -48,7 +48,6 @@ class Transferred:
     """The receiver has what it will get: the ticket's blocks are of no more use."""
 
     num_blocks_fetched: int
-    num_tokens_recomputed: int
     transfer_s: float
     overlapped_s: float = 0.0  # the part of it before the sender had published its last block
     num_bytes: int = 0
@@ -56,7 +55,8 @@ class Transferred:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    first_position: int
+    """The next positions of the prompt; the first is its second token's."""
+
     positions: tuple[PositionLogprobs, ...]
 
 
@@ -72,6 +72,14 @@ _FINISH_REASONS = {
     common_pb2.FINISH_REASON_STOP: "stop",
     common_pb2.FINISH_REASON_LENGTH: "length",
     common_pb2.FINISH_REASON_HANDED_OFF: "handed_off",
+}
+
+_ERRORS: dict[int, type[InvalidRequest | Overloaded | DeadlineExceeded | NumericalError]] = {
+    common_pb2.FAILURE_CODE_INVALID_REQUEST: InvalidRequest,
+    common_pb2.FAILURE_CODE_OVERLOADED: Overloaded,
+    common_pb2.FAILURE_CODE_DRAINING: Draining,
+    common_pb2.FAILURE_CODE_DEADLINE_EXCEEDED: DeadlineExceeded,
+    common_pb2.FAILURE_CODE_NUMERICAL: NumericalError,
 }
 
 
@@ -104,16 +112,10 @@ def events_from_step(step: common_pb2.StepOutput) -> Iterator[tuple[int, Event]]
     for transfer in step.transfers:
         yield (
             transfer.handle,
-            Transferred(
-                transfer.num_blocks_fetched,
-                transfer.num_tokens_recomputed,
-                transfer.transfer_s,
-                transfer.overlapped_s,
-                transfer.num_bytes,
-            ),
+            Transferred(transfer.num_blocks_fetched, transfer.transfer_s, transfer.overlapped_s, transfer.num_bytes),
         )
     for prompt in step.prompt_logprobs:
-        yield prompt.handle, PromptLogprobs(prompt.first_position, _logprobs(prompt.positions))
+        yield prompt.handle, PromptLogprobs(_logprobs(prompt.positions))
     for progress in step.progress:
         yield progress.handle, Progress(progress.num_blocks, progress.committed)
     for output in step.outputs:
@@ -132,18 +134,8 @@ def kv_events_from_proto(message: common_pb2.KVEvents) -> KVEvents:
 
 def error_from_failure(failure: common_pb2.RequestFailed, address: str) -> ServingError:
     """What the code says can be done about it; the message as the node wrote it."""
-    message = failure.message
-    if failure.code == common_pb2.FAILURE_CODE_INVALID_REQUEST:
-        return InvalidRequest(message)
-    if failure.code == common_pb2.FAILURE_CODE_OVERLOADED:
-        return Overloaded(message)
-    if failure.code == common_pb2.FAILURE_CODE_DRAINING:
-        return Draining(message)
-    if failure.code == common_pb2.FAILURE_CODE_DEADLINE_EXCEEDED:
-        return DeadlineExceeded(message)
-    if failure.code == common_pb2.FAILURE_CODE_NUMERICAL:
-        return NumericalError(message)
-    return NodeUnavailable(f"{address}: {message}")
+    kind = _ERRORS.get(failure.code)
+    return NodeUnavailable(f"{address}: {failure.message}") if kind is None else kind(failure.message)
 
 
 def _logprobs(positions: Iterable[common_pb2.PositionLogprobs]) -> tuple[PositionLogprobs, ...]:

@@ -70,12 +70,8 @@ class Recent:
     def slices(self) -> list[Samples]:
         return [(one.number, one.num_tokens, list(one.ttft_s), list(one.itl_s)) for one in self._slices]
 
-    def latencies(self) -> list[Latencies]:
-        """Oldest first; slices in which nothing happened are there too."""
-        return self.summaries([self.slices()])
-
     def summaries(self, of_all: Iterable[Iterable[Samples]]) -> list[Latencies]:
-        """Of several processes together, whose clocks are one."""
+        """Of several processes together, whose clocks are one. Oldest first; also those in which nothing happened."""
         known: dict[int, _Slice] = {}
         for number, num_tokens, ttft_s, itl_s in (samples for slices in of_all for samples in slices):
             one = known.setdefault(number, _Slice(number, deque(), deque()))

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from kvasir.common.grammar import Grammar as Grammar
+from kvasir.common.grammar import Grammar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

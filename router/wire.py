@@ -4,12 +4,13 @@ half builds a message; what nodes say of requests is in `node_events.py`."""
 from collections.abc import Callable, Sequence
 from math import inf
 
+from kvasir.common.grammar import Grammar
 from kvasir.common.prefill_speed import PrefillSpeed
 from kvasir.common.tokens import pack_tokens, unpack_tokens
 from kvasir.proto import common_pb2, decode_pb2, prefill_pb2
 from kvasir.router.node_events import Progress
 from kvasir.router.nodes import NodeInfo, NodeLoad, Role
-from kvasir.router.types import Grammar, RoutedRequest, Sampling
+from kvasir.router.types import RoutedRequest, Sampling
 
 Command = prefill_pb2.PrefillCommand | decode_pb2.DecodeCommand
 _COMMANDS: dict[Role, Callable[..., Command]] = {

@@ -1,6 +1,6 @@
 """A choice's text to thoughts, content and calls."""
 
-from kvasir.router.text.parts import CallArguments, CallEnd, CallStart, Content, Part
+from kvasir.router.text.parts import CallEnd, Content, Part
 from kvasir.router.text.reasoning import ReasoningReader
 from kvasir.router.text.tools.format import ToolFormat
 
@@ -58,17 +58,3 @@ class AnswerReader:
                 if self._one_call:
                     return parts[: number + 1]
         return parts
-
-
-def joined(parts: list[Part]) -> list[Part]:
-    """Neighbours of a kind as one: what a reader of the whole text sees."""
-    result: list[Part] = []
-    for part in parts:
-        last = result[-1] if result else None
-        if isinstance(part, CallArguments) and isinstance(last, CallArguments) and last.index == part.index:
-            result[-1] = CallArguments(part.index, last.text + part.text)
-        elif type(part) is type(last) and not isinstance(part, CallStart | CallEnd | CallArguments):
-            result[-1] = type(part)(last.text + part.text)  # type: ignore[union-attr]
-        else:
-            result.append(part)
-    return result

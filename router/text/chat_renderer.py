@@ -3,13 +3,12 @@ of its own."""
 
 import asyncio
 import json
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kvasir.common.errors import InvalidRequest, Overloaded
-from kvasir.router.framed_process import clean_environment
+from kvasir.router.framed_process import FramedProcess
 from kvasir.router.text.chat_template import ChatTemplate, Message
 
 _SHORT_CHARS = 20_000  # rendered on the event loop: handing it to a thread would cost more
@@ -90,27 +89,20 @@ def _to_json(work: dict[str, Any]) -> bytes:
 
 
 async def _in_a_process(work: bytes, timeout_s: float) -> dict[str, Any]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "kvasir.router.text.render_process"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env=clean_environment(),
-    )
+    """A new one each time: what one stranger's template does to it is no other's concern."""
+    process: FramedProcess | None = None
     try:
         async with asyncio.timeout(timeout_s):
-            output, _ = await process.communicate(work)
+            process = await FramedProcess.start("kvasir.router.text.render_process")
+            answer: dict[str, Any] = json.loads(await process.ask(work))
+            return answer
     except TimeoutError:
         raise _too_slow("chat_template", timeout_s) from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    try:
-        answer: dict[str, Any] = json.loads(output)
-    except ValueError:
+    except (EOFError, OSError):
         raise InvalidRequest("'chat_template' wants too much memory or time", "chat_template") from None
-    return answer
+    finally:
+        if process is not None:
+            await process.end()
 
 
 def _too_slow(param: str, timeout_s: float) -> InvalidRequest:

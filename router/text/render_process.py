@@ -1,7 +1,10 @@
 """`python -m kvasir.router.text.render_process`: renders one conversation by a template that nobody has to trust.
 
-Reads one JSON object from stdin, writes one to stdout: {"text"} or {"error"}. Whoever started it ends it if it takes
-too long; too much memory, or a processor for too long, end it by themselves.
+    stdin   one frame: what `ChatRenderer` has to be rendered
+    stdout  a frame when ready, then one: {"text"} or {"error"}
+
+A frame holds JSON. Whoever started it ends it if it takes too long; too much memory, or a processor for too long, end
+it by themselves.
 """
 
 import json
@@ -12,6 +15,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from kvasir.common.errors import InvalidRequest
+from kvasir.router.framed_process import read_frame, write_frame
 from kvasir.router.text.chat_template import Arguments, ChatTemplate
 
 _MAX_MEMORY_BYTES = 512 << 20
@@ -22,7 +26,9 @@ _MAX_TEXT_CHARS = 32 << 20
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (_MAX_CPU_S, _MAX_CPU_S))
-    json.dump(_rendered(json.load(sys.stdin)), sys.stdout)
+    write_frame(sys.stdout.buffer, b"")
+    if (work := read_frame(sys.stdin.buffer)) is not None:
+        write_frame(sys.stdout.buffer, json.dumps(_rendered(json.loads(work))).encode())
 
 
 def _rendered(work: dict[str, Any]) -> dict[str, str]:

@@ -23,8 +23,8 @@ class TextTokenizer:
         self._tokenizer = tokenizer
         self._bytes = token_bytes(tokenizer)
         added = tokenizer.get_added_tokens_decoder()
-        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self.special_texts = tuple(self.decode([token_id]) for token_id in sorted(self._special_ids))
+        self.all_special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.special_texts = tuple(self.decode([token_id]) for token_id in sorted(self.all_special_ids))
         self._max_token_bytes = max(map(len, self._bytes), default=0)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenizer")
 
@@ -46,13 +46,9 @@ class TextTokenizer:
         token_id = None if eos is None else self._tokenizer.token_to_id(eos)
         return frozenset() if token_id is None else frozenset({token_id})
 
-    @property
-    def all_special_ids(self) -> frozenset[int]:
-        return self._special_ids
-
     def special_ids(self, texts: frozenset[str]) -> frozenset[int]:
         """Those of these texts that are special tokens."""
-        return frozenset(token_id for token_id in self._special_ids if texts and self.decode([token_id]) in texts)
+        return frozenset(token_id for token_id in self.all_special_ids if texts and self.decode([token_id]) in texts)
 
     def bytes_of(self, token_id: int) -> bytes:
         """Models pad their vocabulary: an id without a token has no text."""

@@ -102,7 +102,6 @@ class Crew:
         self._hub = hub
         self._roster = roster
         self._turn = 0
-        self._is_stopping = False
         self._keeping: list[asyncio.Task[None]] = []
 
     async def start(self, stopped: asyncio.Event) -> bool:
@@ -134,7 +133,6 @@ class Crew:
             worker.send(number)
 
     async def stop(self, grace_s: float) -> None:
-        self._is_stopping = True
         for task in self._keeping:
             task.cancel()
         await asyncio.gather(*self._keeping, return_exceptions=True)

@@ -5,8 +5,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from hashlib import sha256
 
-from kvasir.router.text.parts import Content, Part, overlap
+from kvasir.router.text.parts import CallArguments, CallEnd, CallStart, Content, Part, overlap
 from kvasir.router.text.tools.call_reader import CallReader, Status
+from kvasir.router.text.tools.json_value import JsonValue
 
 
 class ToolFormat(ABC):
@@ -29,6 +30,7 @@ class ToolFormat(ABC):
         self._space = ""  # before the last marker
         self._opening = ""  # what stood before the object that is read
         self._reader = CallReader(0, "")
+        self._value = JsonValue()  # arguments that are read
         # Reads from the start of what is held. False: it wants more text.
         self._step: Callable[[], bool] = self._first
 
@@ -114,6 +116,24 @@ class ToolFormat(ABC):
         self._num_calls += 1
         self._follows_call = True
         return self._after_call()
+
+    def _begin_arguments(self, name: str) -> bool:
+        """They come next, with no object around them."""
+        self._parts.append(CallStart(self._num_calls, self.new_call_id(), name))
+        self._value = JsonValue()
+        self._step = self._read_arguments
+        return True
+
+    def _read_arguments(self) -> bool:
+        end = self._value.take(self._held)
+        self._parts.append(CallArguments(self._num_calls, self._held[:end]))
+        self._held = self._held[end:]
+        if self._value.is_complete:
+            self._parts.append(CallEnd(self._num_calls))
+            self._num_calls += 1
+            self._follows_call = True
+            self._step = self._first
+        return self._value.is_complete
 
     def _in_list(self) -> bool:
         """Behind the opening bracket, or a call."""

@@ -3,9 +3,8 @@
 import re
 from collections.abc import Collection
 
-from kvasir.router.text.parts import CallArguments, CallEnd, CallStart, overlap
+from kvasir.router.text.parts import overlap
 from kvasir.router.text.tools.format import ToolFormat
-from kvasir.router.text.tools.json_value import JsonValue
 
 _MAX_HEAD_CHARS = 512  # of a call's name and id
 _NAME = re.compile(r"[\w.\-]+")
@@ -75,10 +74,6 @@ class Mistral(ToolFormat):
 
     markers = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 
-    def __init__(self, names: Collection[str]) -> None:
-        super().__init__(names)
-        self._value = JsonValue()
-
     def new_call_id(self) -> str:
         """The only kind that Mistral's templates take."""
         return self._next_digest()[:9]
@@ -113,22 +108,8 @@ class Mistral(ToolFormat):
         if not found or not _NAME.fullmatch(name):
             self._step = self._first
             return True
-        self._parts.append(CallStart(self._num_calls, self.new_call_id(), name))
         self._held = self._held[len(head) :]
-        self._value = JsonValue()
-        self._step = self._in_arguments
-        return True
-
-    def _in_arguments(self) -> bool:
-        end = self._value.take(self._held)
-        self._parts.append(CallArguments(self._num_calls, self._held[:end]))
-        self._held = self._held[end:]
-        if self._value.is_complete:
-            self._parts.append(CallEnd(self._num_calls))
-            self._num_calls += 1
-            self._follows_call = True
-            self._step = self._first
-        return self._value.is_complete
+        return self._begin_arguments(name)
 
     def _show_rest(self, is_cut: bool) -> None:
         if self._step == self._first or (self._step == self._in_head and not is_cut):
@@ -159,27 +140,10 @@ class OneCall(ToolFormat):
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(names)
         [self._name] = self._names
-        self._value = JsonValue()
 
     def _first(self) -> bool:
-        self._held = self._held.lstrip()
-        if self._held:
-            self._parts.append(CallStart(0, self.new_call_id(), self._name))
-            self._step = self._arguments
-        return bool(self._held)
-
-    def _arguments(self) -> bool:
-        end = self._value.take(self._held)
-        self._parts.append(CallArguments(0, self._held[:end]))
-        self._held = self._held[end:]
-        if self._value.is_complete:
-            self._parts.append(CallEnd(0))
-            self._step = self._ended
-        return True
-
-    def _ended(self) -> bool:
-        self._held = ""
-        return False
+        self._held = "" if self._num_calls else self._held.lstrip()  # nothing follows it
+        return bool(self._held) and self._begin_arguments(self._name)
 
 
 TOOL_FORMATS: dict[str, type[ToolFormat]] = {"hermes": Hermes, "llama3_json": Llama3Json, "mistral": Mistral}

@@ -6,8 +6,8 @@ from kvasir.router.node_events import Transferred
 def test_transfers_are_counted_with_the_share_that_lay_beside_the_prefill() -> None:
     metrics = Metrics()
     counted = DispatchMetrics(metrics)
-    counted.transferred(Transferred(10, 0, transfer_s=2.0, overlapped_s=1.5, num_bytes=1000))
-    counted.transferred(Transferred(0, 32, transfer_s=0.0, overlapped_s=0.0, num_bytes=0))  # nothing was fetched
+    counted.transferred(Transferred(10, transfer_s=2.0, overlapped_s=1.5, num_bytes=1000))
+    counted.transferred(Transferred(0, transfer_s=0.0, overlapped_s=0.0, num_bytes=0))  # nothing was fetched
     text = metrics.render()[0].decode()
     for line in (
         "kvasir:dispatch_kv_blocks_total 10.0",

@@ -72,7 +72,7 @@ def test_the_events_of_a_step_come_in_the_order_of_a_requests_life() -> None:
     )
     assert list(events_from_step(step)) == [
         (1, Admitted(16, 32)),
-        (3, Transferred(4, 5, 0.5, 0.25, 6)),
+        (3, Transferred(4, 0.5, 0.25, 6)),
         (1, Progress(3, True)),
         (1, Tokens((5,), "handed_off", (PositionLogprobs(((5, -0.5),), 2),))),
         (2, Tokens((6, 7), None, (), 3)),

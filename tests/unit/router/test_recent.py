@@ -18,14 +18,14 @@ def test_latencies_are_summed_up_by_slices_and_old_ones_fall_out() -> None:
     clock.now_s += 5
     recent.tokens(1, None, clock())
 
-    oldest, middle, newest = recent.latencies()
+    oldest, middle, newest = recent.summaries([recent.slices()])
     assert (oldest.end_s, middle.end_s, newest.end_s) == (-10, -5, 0)
     assert oldest.itl_p50_s is None
     assert (middle.itl_p50_s, middle.itl_p99_s, middle.ttft_p50_s, middle.num_tokens) == (0.05, 0.099, 0.5, 107)
     assert (newest.itl_p50_s, newest.num_tokens) == (None, 1)
 
     clock.now_s += 15
-    assert all(one.num_tokens == 0 for one in recent.latencies())
+    assert all(one.num_tokens == 0 for one in recent.summaries([recent.slices()]))
 
 
 def test_what_is_kept_is_bounded() -> None:
@@ -33,7 +33,7 @@ def test_what_is_kept_is_bounded() -> None:
     for index in range(5000):
         recent.tokens(1, index, Clock.now_s)
         recent.served(f"answer-{index}", "a:1")
-    assert recent.latencies()[-1].itl_p50_s == 5000 - 513  # of the newest 1024
+    assert recent.summaries([recent.slices()])[-1].itl_p50_s == 5000 - 513  # of the newest 1024
     assert recent.served_by("answer-0") == []
     assert recent.served_by("answer-4999") == ["a:1"]
 

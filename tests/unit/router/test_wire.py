@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
+from kvasir.common.grammar import Grammar
 from kvasir.common.prefill_speed import PrefillSpeed
 from kvasir.common.tokens import unpack_tokens
 from kvasir.proto import common_pb2
 from kvasir.router import wire
 from kvasir.router.nodes import Role
-from kvasir.router.types import Grammar, RoutedRequest, Sampling
+from kvasir.router.types import RoutedRequest, Sampling
 from tests.unit.router.test_pool import info
 
 

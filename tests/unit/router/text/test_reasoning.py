@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.router.text.answer_reader import AnswerReader, joined
+from kvasir.router.text.answer_reader import AnswerReader
 from kvasir.router.text.parts import Content, Part, Reasoning
 from kvasir.router.text.reasoning import ReasoningReader, Start, start_of_answer
+from tests.unit.router.text.joined_parts import joined
 
 
 def read(start: Start, pieces: list[str], *, is_cut: bool = False) -> list[Part]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.router.text.answer_reader import AnswerReader, joined
+from kvasir.router.text.answer_reader import AnswerReader
 from kvasir.router.text.parts import CallArguments, CallEnd, CallStart, Content, Part, Reasoning
 from kvasir.router.text.reasoning import ReasoningReader, Start
 from kvasir.router.text.tools.format import ToolFormat
@@ -21,6 +21,7 @@ from kvasir.router.text.tools.formats import (
     OneCall,
     detect_format,
 )
+from tests.unit.router.text.joined_parts import joined
 
 NASTY = {"q": 'Zü"}" </tool_call>\n{', "n": [1, {"a": None}], "f": "👩‍👧日", "e": "\\"}
 ARGUMENTS = json.dumps(NASTY, ensure_ascii=False)
