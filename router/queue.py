@@ -54,6 +54,7 @@ class Entry:
         self.turn = turn
         self.need = need
         self.placed = placed
+        self.joined_s = 0.0  # by the queue's clock
         self.stranded_since_s: float | None = None  # no node that is here could ever hold it
 
 
@@ -80,7 +81,7 @@ class AdmissionQueue:
         self._line: list[Entry] = []
         self._num_turns = 0
         self._num_tokens = 0
-        self._waited_s = 0.0  # by the last one that was placed
+        self._waited_s = 0.0  # by the last one that was placed: what a client that finds the line full may expect
         self._last_prefill = ""
         self._last_decode = ""
         pool.when_room_changes(self.pump)
@@ -113,6 +114,7 @@ class AdmissionQueue:
         return len(self._line) < num_reqs and self._num_tokens + num_tokens <= most_tokens
 
     def join(self, entry: Entry) -> None:
+        entry.joined_s = self._clock()
         insort(self._line, entry, key=lambda one: one.turn)
         self._num_tokens += entry.need.num_tokens
         self.pump()
@@ -123,10 +125,6 @@ class AdmissionQueue:
             self._line.remove(entry)
             self._num_tokens -= entry.need.num_tokens
             self.pump()
-
-    def note_wait(self, waited_s: float) -> None:
-        """What a client that finds the line full may expect."""
-        self._waited_s = waited_s
 
     def pump(self) -> None:
         """Place from the front of the line for as long as there is room."""
@@ -141,6 +139,7 @@ class AdmissionQueue:
                 return
             self._line.remove(entry)
             self._num_tokens -= entry.need.num_tokens
+            self._waited_s = self._clock() - entry.joined_s
             entry.placed(placement)
             if self._line:
                 nodes = self._pool.views(Role.DECODE)  # they have less room now
