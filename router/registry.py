@@ -10,25 +10,32 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc.aio
 
 from kvasir.common.errors import NodeUnavailable
 from kvasir.common.grpc_client import open_channel
 from kvasir.common.grpc_server import bind, new_server
-from kvasir.proto import common_pb2, registry_pb2, registry_pb2_grpc
+from kvasir.proto import common_pb2, decode_pb2_grpc, prefill_pb2_grpc, registry_pb2, registry_pb2_grpc
 from kvasir.router import wire
 from kvasir.router.dispatch_metrics import DispatchMetrics
 from kvasir.router.nodes import NodeInfo, Role
 from kvasir.router.pool import NodePool
 from kvasir.router.prefix_index import HeldBlocks
-from kvasir.router.session import NodeSession, SessionSettings, node_stub
+from kvasir.router.session import NodeSession, SessionSettings
 
 log = logging.getLogger(__name__)
 
 ANNOUNCE_AGAIN_S = 2.0
 _REDIAL_FIRST_S = 0.1
 _REDIAL_AT_LEAST_EVERY_S = 2.0
+
+
+def node_stub(role: Role, channel: grpc.aio.Channel) -> Any:
+    """Both services have the same three methods."""
+    stub = prefill_pb2_grpc.PrefillServiceStub if role is Role.PREFILL else decode_pb2_grpc.DecodeServiceStub
+    return stub(channel)
 
 
 class Refused(NodeUnavailable):
@@ -107,32 +114,29 @@ class Registry:
     @asynccontextmanager
     async def _member(self, address: str, role: Role) -> AsyncIterator[NodeSession]:
         """In the pool for as long as this lasts."""
-        channel = open_channel(address, self._secret)
+        info = await self._describe(address, role)
+        session = NodeSession(info, self._secret, self._settings)
+        ask_snapshot = lambda: session.send(wire.request_kv_snapshot(role))  # noqa: E731
+        held = HeldBlocks(info.kv_identity, info.block_size, info.num_total_blocks, ask_snapshot)
+        session.on_kv_events = held.apply
         try:
-            info = await self._describe(channel, address, role)
-            session = NodeSession(info, channel, self._settings)
-            ask_snapshot = lambda: session.send(wire.request_kv_snapshot(role))  # noqa: E731
-            held = HeldBlocks(info.kv_identity, info.block_size, info.num_total_blocks, ask_snapshot)
-            session.on_kv_events = held.apply
+            node = self._pool.add(info, session, await session.open(), held)
+            session.on_heartbeat = lambda load, draining: node.report(load, is_draining=draining)
+            session.on_lost = lambda: self._pool.remove(node)  # before its requests look for another
+            self._metrics.nodes_joined(role=role.value)
+            log.info("%s node %s joined (%s)", role.value, address, info.model_name)
             try:
-                node = self._pool.add(info, session, await session.open(), held)
-                session.on_heartbeat = lambda load, draining: node.report(load, is_draining=draining)
-                session.on_lost = lambda: self._pool.remove(node)  # before its requests look for another
-                self._metrics.nodes_joined(role=role.value)
-                log.info("%s node %s joined (%s)", role.value, address, info.model_name)
-                try:
-                    yield session
-                finally:
-                    self._pool.remove(node)
-                    self._metrics.nodes_lost(role=role.value)
+                yield session
             finally:
-                await session.close()
+                self._pool.remove(node)
+                self._metrics.nodes_lost(role=role.value)
         finally:
-            await channel.close(None)
+            await session.close()
 
-    async def _describe(self, channel: grpc.aio.Channel, address: str, role: Role) -> NodeInfo:
-        request = common_pb2.DescribeRequest()
-        answer = await node_stub(role, channel).Describe(request, timeout=self._settings.open_timeout_s)
+    async def _describe(self, address: str, role: Role) -> NodeInfo:
+        request, timeout_s = common_pb2.DescribeRequest(), self._settings.open_timeout_s
+        async with open_channel(address, self._secret) as channel:
+            answer = await node_stub(role, channel).Describe(request, timeout=timeout_s)
         info = wire.node_from_proto(address, answer.node)
         if info.role is not role:
             raise Refused(f"{address} is a {info.role.value} node, not a {role.value} node")

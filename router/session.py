@@ -8,21 +8,18 @@ router the commands behind the last that arrived there. The session is lost when
 `heartbeat_timeout_s`, when its engine is stuck, or when it no longer knows the session. Each request is then told so.
 """
 
-from __future__ import annotations  # grpc's classes are generic in their stubs alone
-
 import asyncio
 import logging
+import random
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc.aio
-
 from kvasir.common.errors import NodeUnavailable
-from kvasir.proto import common_pb2, decode_pb2_grpc, prefill_pb2_grpc
+from kvasir.proto import common_pb2
 from kvasir.router import wire
+from kvasir.router.grpc_stream import GrpcStream, open_stream
 from kvasir.router.node_events import Failed, error_from_failure, kv_events_from_proto
 from kvasir.router.nodes import NodeInfo, NodeLoad, Role
 from kvasir.router.pace import Pace
@@ -34,6 +31,11 @@ log = logging.getLogger(__name__)
 
 _LOOKS = 6  # in the time that a node may be silent
 _RECONNECT_AFTER_S = 0.05
+_ACKNOWLEDGE_EVERY_S = 0.4  # below what a node expects of us
+_METHODS = {
+    Role.PREFILL: "/kvasir.v1.PrefillService/Session",
+    Role.DECODE: "/kvasir.v1.DecodeService/Session",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,26 +47,21 @@ class SessionSettings:
     router_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # a node keeps one session for each router
 
 
-def node_stub(role: Role, channel: grpc.aio.Channel) -> Any:
-    """Both services have the same three methods."""
-    stub = prefill_pb2_grpc.PrefillServiceStub if role is Role.PREFILL else decode_pb2_grpc.DecodeServiceStub
-    return stub(channel)
-
-
 class NodeSession:
     """`on_heartbeat` hears (load, draining), `on_kv_events` what the node's prefix cache gained and lost; `on_lost` is
     called before the requests are told."""
 
-    def __init__(self, info: NodeInfo, channel: grpc.aio.Channel, settings: SessionSettings) -> None:
+    def __init__(self, info: NodeInfo, secret: str | None, settings: SessionSettings) -> None:
         self.info = info
         self.on_heartbeat: Callable[[NodeLoad, bool], None] = lambda load, draining: None
         self.on_lost: Callable[[], None] = lambda: None
         self.on_kv_events: Callable[[KVEvents], None] = lambda events: None
-        self._stub = node_stub(info.role, channel)
+        self._secret = secret
         self._settings = settings
         self._session_id = f"{settings.router_id}/{uuid.uuid4().hex}"
-        self._commands = Commands(info.role)
+        self._commands = Commands()
         self._sinks = Sinks(settings.pace)
+        self._stream: GrpcStream
         self._last_event = 0
         self._has_opened = False
         self._silent_s = 0.0
@@ -77,7 +74,8 @@ class NodeSession:
 
     async def open(self) -> NodeLoad:
         """Returns the node's load as of its first heartbeat. Raises NodeUnavailable."""
-        self._tasks = [asyncio.create_task(self._keep_connected()), asyncio.create_task(self._watch())]
+        works = (self._keep_connected(), self._acknowledge(), self._watch())
+        self._tasks = [asyncio.create_task(work) for work in works]
         waiting: list[asyncio.Future[Any]] = [self._first_load, self._lost]
         timeout_s = self._settings.open_timeout_s
         await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -128,36 +126,43 @@ class NodeSession:
     async def _keep_connected(self) -> None:
         while not self.is_lost:
             try:
-                await self._one_stream()
-                self._trouble = "the node has closed the stream"
-            except grpc.aio.AioRpcError as error:
-                self._trouble = f"{error.code().name}: {error.details()}"
-            except asyncio.InvalidStateError:  # the call ended while we wrote
-                self._trouble = "the stream has ended"
-            except Exception as error:  # a message that we cannot read: nothing behind it can be trusted
-                log.exception("%s: session failed", self.info.address)
-                self._lose(f"cannot read what it says: {error!r}")
+                self._trouble = await self._one_stream()
+            except (OSError, ValueError) as error:  # the latter: no address at all
+                self._trouble = f"cannot connect: {error}"
             await asyncio.sleep(_RECONNECT_AFTER_S)
 
-    async def _one_stream(self) -> None:
-        call = self._stub.Session()
-        writer: asyncio.Task[None] | None = None
+    async def _one_stream(self) -> str:
+        """Why it has ended."""
+        method = _METHODS[self.info.role]
+        self._stream = stream = await open_stream(self.info.address, method, self._secret, self._heard)
         try:
-            await call.write(wire.open_session(self.info.role, self._session_id, self._last_event))
-            async for event in call:
-                if event.WhichOneof("event") == "opened":
-                    self._opened(event.opened)
-                    writer = writer or asyncio.create_task(self._commands.write(call, lambda: self._last_event))
-                self._silent_s = 0.0
-                self._receive(event)
-                if self.is_lost:
-                    return
+            opening = wire.open_session(self.info.role, self._session_id, self._last_event)
+            stream.send(opening.SerializeToString())
+            return await stream.ended()
         finally:
-            call.cancel()
-            if writer is not None:
-                writer.cancel()
-                with suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    await writer
+            self._commands.end_stream()
+            stream.close()
+
+    def _heard(self, message: bytes) -> None:
+        if self.is_lost:
+            return
+        self._silent_s = 0.0
+        try:
+            event = common_pb2.SessionEvent.FromString(message)
+            if event.WhichOneof("event") == "opened":
+                self._opened(event.opened)
+            else:
+                self._receive(event)
+        except Exception as error:  # a message that we cannot read: nothing behind it can be trusted
+            log.exception("%s: session failed", self.info.address)
+            self._lose(f"cannot read what it says: {error!r}")
+
+    async def _acknowledge(self) -> None:
+        """Up to which event all have come, and with it that we are here."""
+        await asyncio.sleep(random.uniform(0, _ACKNOWLEDGE_EVERY_S))  # not to all nodes at once
+        while True:
+            self._commands.send_aside(wire.acknowledge(self.info.role, self._last_event))
+            await asyncio.sleep(_ACKNOWLEDGE_EVERY_S)
 
     def _opened(self, opened: common_pb2.SessionOpened) -> None:
         """The first event of every stream."""
@@ -167,7 +172,7 @@ class NodeSession:
             self._lose("the node no longer knows the session")
         else:
             self._has_opened = True
-            self._commands.begin_stream(opened.last_command)
+            self._commands.begin_stream(self._stream.send, opened.last_command)
 
     def _receive(self, event: common_pb2.SessionEvent) -> None:
         if event.number and not self._is_next(event.number):

@@ -19,8 +19,7 @@ from kvasir.common.grpc_client import open_channel
 from kvasir.proto import common_pb2, registry_pb2, registry_pb2_grpc
 from kvasir.router import wire
 from kvasir.router.nodes import NodeInfo, Role, pairing_refusal
-from kvasir.router.registry import ANNOUNCE_AGAIN_S
-from kvasir.router.session import node_stub
+from kvasir.router.registry import ANNOUNCE_AGAIN_S, node_stub
 from kvasir.router.workers.process import WorkerProcess
 
 log = logging.getLogger(__name__)

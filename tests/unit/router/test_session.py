@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from kvasir.common.errors import NodeUnavailable
-from kvasir.common.grpc_client import open_channel
 from kvasir.router import wire
 from kvasir.router.node_events import Admitted, Event, Failed, Tokens
 from kvasir.router.nodes import Role
@@ -26,14 +25,12 @@ SETTINGS = SessionSettings(heartbeat_timeout_s=0.8, engine_age_limit_s=5.0, open
 
 @asynccontextmanager
 async def session_with(node: FakeNode, address: str = "", **settings: Any) -> AsyncIterator[NodeSession]:
-    channel = open_channel(address or node.address, None)
-    info = wire.node_from_proto(node.address, node.description())
-    session = NodeSession(info, channel, replace(SETTINGS, **settings))
+    info = wire.node_from_proto(address or node.address, node.description())
+    session = NodeSession(info, None, replace(SETTINGS, **settings))
     try:
         yield session
     finally:
         await session.close()
-        await channel.close(None)
 
 
 def begin(session: NodeSession, num_prompt_tokens: int = 20, max_tokens: int = 50) -> list[Event]:
