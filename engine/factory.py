@@ -18,8 +18,9 @@ from kvasir.engine.kv_cache import KVCache, check_kv_dtype, default_budget_bytes
 from kvasir.engine.limits import Limits
 from kvasir.engine.model_runner import ModelRunner
 from kvasir.engine.models import read_model_config
-from kvasir.engine.models.config import ModelConfig, UnsupportedModel, eos_token_ids
+from kvasir.engine.models.config import ModelConfig, eos_token_ids
 from kvasir.engine.models.loader import choose_dtype, load_model, quantization_on
+from kvasir.engine.models.unsupported import UnsupportedModel
 from kvasir.engine.scheduler import Scheduler
 from kvasir.engine.settings import EngineSettings
 from kvasir.engine.speculation.build import build_speculator, bytes_per_block, load_draft

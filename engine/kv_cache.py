@@ -6,7 +6,8 @@ from torch import Tensor
 from kvasir.common.machine import available_memory_bytes
 from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.engine.cuda_blocks import DeviceBlocks
-from kvasir.engine.models.config import ModelConfig, UnsupportedModel
+from kvasir.engine.models.config import ModelConfig
+from kvasir.engine.models.unsupported import UnsupportedModel
 from kvasir.kernels.block_bytes import pool_bytes
 from kvasir.kernels.cpu import huge_pages
 from kvasir.kernels.kv_dtypes import SCALE_BYTES, row_length

@@ -4,8 +4,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvasir.engine.models.config import ModelConfig, UnsupportedModel, read_raw_config
-from kvasir.engine.models.rope import UnsupportedRope, inverse_frequencies
+from kvasir.engine.models.config import ModelConfig, read_raw_config
+from kvasir.engine.models.rope import inverse_frequencies
 
 if TYPE_CHECKING:
     from kvasir.engine.models.llama import LlamaForCausalLM
@@ -24,14 +24,12 @@ ARCHITECTURES = {
 
 
 def read_model_config(directory: Path) -> ModelConfig:
+    """UnsupportedModel: we do not know it, or a field of it."""
     raw = read_raw_config(directory, ARCHITECTURES)
-    try:
-        config = model_class(raw["architectures"][0]).read_config(raw)
-        for length in (config.max_position, config.longest):
-            for rope in config.for_length(length).ropes:
-                inverse_frequencies(rope, config.head_dim)
-    except UnsupportedRope as error:
-        raise UnsupportedModel(str(error)) from error
+    config = model_class(raw["architectures"][0]).read_config(raw)
+    for length in (config.max_position, config.longest):
+        for rope in config.for_length(length).ropes:
+            inverse_frequencies(rope, config.head_dim)
     return config
 
 

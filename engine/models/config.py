@@ -6,14 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvasir.engine.models.packed_checkpoint import Packing, UnsupportedPacking, read_packing
+from kvasir.engine.models.packed_checkpoint import Packing, read_packing
 from kvasir.engine.models.rope import RopeConfig, for_length, read_rope_config
+from kvasir.engine.models.unsupported import UnsupportedModel
 from kvasir.kernels.linear import Quantization
-
-
-class UnsupportedModel(Exception):
-    """The model cannot be served; the message names what stands in the way."""
-
 
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
@@ -122,7 +118,7 @@ def model_config(raw: Mapping[str, Any], **of_architecture: Any) -> ModelConfig:
         "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
         "checkpoint_dtype": raw.get("dtype") or raw.get("torch_dtype") or "float32",
         "windows": (0,) * num_layers,
-        "packing": _packing(raw),
+        "packing": read_packing(raw),
     }
     fields |= of_architecture
     return ModelConfig(**(fields | {"ropes": fields["ropes"] or (read_rope_config(raw),)}))
@@ -140,13 +136,6 @@ def windows_of(kinds: Sequence[str], window: int | None) -> tuple[int, ...]:
     if unknown:
         raise UnsupportedModel(f"unknown layer types: {', '.join(sorted(unknown))}")
     return tuple((window or 0) if kind == "sliding_attention" else 0 for kind in kinds)
-
-
-def _packing(raw: Mapping[str, Any]) -> Packing | None:
-    try:
-        return read_packing(raw)
-    except UnsupportedPacking as error:
-        raise UnsupportedModel(str(error)) from error
 
 
 def eos_token_ids(directory: Path) -> frozenset[int]:

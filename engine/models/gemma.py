@@ -6,10 +6,11 @@ from typing import Any
 from torch import Tensor
 
 from kvasir.engine.batch import BatchInputs
-from kvasir.engine.models.config import ModelConfig, UnsupportedModel, activation, model_config, windows_of
+from kvasir.engine.models.config import ModelConfig, activation, model_config, windows_of
 from kvasir.engine.models.layers import Weights
 from kvasir.engine.models.llama import DecoderLayer, LlamaForCausalLM
 from kvasir.engine.models.rope import rope_config
+from kvasir.engine.models.unsupported import UnsupportedModel
 from kvasir.kernels.rms_norm import rms_norm
 
 # Shapes: T tokens in this step  C hidden size

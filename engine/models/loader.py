@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from kvasir.engine.models import model_class
-from kvasir.engine.models.config import ModelConfig, UnsupportedModel
+from kvasir.engine.models.config import ModelConfig
 from kvasir.engine.models.llama import LlamaForCausalLM
-from kvasir.engine.models.packed_checkpoint import Packing, UnsupportedPacking
+from kvasir.engine.models.packed_checkpoint import Packing
+from kvasir.engine.models.unsupported import UnsupportedModel
 from kvasir.kernels.linear import ON_CPU, Quantization, quantizing
 from kvasir.kernels.quantized import GroupedWeight
 
@@ -48,12 +49,9 @@ def load_model(directory: Path, config: ModelConfig, dtype: torch.dtype, device:
 
 
 def _unpacked(packing: Packing, layer: str, checkpoint: "Checkpoint") -> GroupedWeight:
-    try:
-        if f"{layer}.g_idx" in checkpoint:
-            packing.check_order(layer, checkpoint.tensor(f"{layer}.g_idx"))
-        return packing.weight(layer, checkpoint.tensor)
-    except UnsupportedPacking as error:
-        raise UnsupportedModel(str(error)) from error
+    if f"{layer}.g_idx" in checkpoint:
+        packing.check_order(layer, checkpoint.tensor(f"{layer}.g_idx"))
+    return packing.weight(layer, checkpoint.tensor)
 
 
 def quantization_on(device: torch.device, option: Quantization) -> Quantization:

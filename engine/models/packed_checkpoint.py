@@ -7,16 +7,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from kvasir.engine.models.unsupported import UnsupportedModel
 from kvasir.kernels.quantized import GroupedWeight
 
 # Shapes: O outputs  I inputs  G groups of inputs
 
 _CODES_A_WORD = 8
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # which 4 bits of a word each of its eight outputs has
-
-
-class UnsupportedPacking(ValueError):
-    """The message says what of the checkpoint's quantization is not understood."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,19 +25,19 @@ class Packing:
     zeros_are_one_less: bool  # GPTQ's first format stores zero - 1
 
     def weight(self, name: str, tensor: Callable[[str], Tensor]) -> GroupedWeight:
-        """name: of the layer; `tensor` gives those of the checkpoint. UnsupportedPacking: it is not as it should be."""
+        """name: of the layer; `tensor` gives those of the checkpoint. UnsupportedModel: it is not as it should be."""
         words, zeros, scales = (tensor(f"{name}.{part}") for part in ("qweight", "qzeros", "scales"))
         if words.dtype != torch.int32 or zeros.dtype != torch.int32:
-            raise UnsupportedPacking(f"{name}: codes are {words.dtype} and {zeros.dtype}, not int32")
+            raise UnsupportedModel(f"{name}: codes are {words.dtype} and {zeros.dtype}, not int32")
         codes = _unpack(words, _AWQ_PLACES) if self.method == "awq" else _unpack(words.T, range(_CODES_A_WORD)).T
         num_inputs, num_outputs = codes.shape
         group_size = num_inputs if self.group_size == -1 else self.group_size
         unpacked_zeros = _unpack(zeros, _AWQ_PLACES if self.method == "awq" else range(_CODES_A_WORD))
         shape = (-(-num_inputs // group_size), num_outputs)
         if tuple(scales.shape) != shape or tuple(unpacked_zeros.shape) != shape:
-            raise UnsupportedPacking(f"{name}: scales {tuple(scales.shape)} where {shape} were expected")
+            raise UnsupportedModel(f"{name}: scales {tuple(scales.shape)} where {shape} were expected")
         if not torch.equal(scales.half().to(scales.dtype), scales):
-            raise UnsupportedPacking(f"{name}: scales that float16 cannot hold")
+            raise UnsupportedModel(f"{name}: scales that float16 cannot hold")
         return GroupedWeight(
             bits=4,
             group_size=group_size,
@@ -50,11 +47,11 @@ class Packing:
         )
 
     def check_order(self, name: str, group_of_input: Tensor) -> None:
-        """UnsupportedPacking: the groups are not inputs next to each other (desc_act)."""
+        """UnsupportedModel: the groups are not inputs next to each other (desc_act)."""
         num_inputs = len(group_of_input)
         size = num_inputs if self.group_size == -1 else self.group_size
         if not torch.equal(group_of_input.long(), torch.arange(num_inputs) // size):
-            raise UnsupportedPacking(f"{name}: groups of inputs that are not next to each other (desc_act)")
+            raise UnsupportedModel(f"{name}: groups of inputs that are not next to each other (desc_act)")
 
 
 def _unpack(words: Tensor, places: Any) -> Tensor:
@@ -64,21 +61,21 @@ def _unpack(words: Tensor, places: Any) -> Tensor:
 
 
 def read_packing(raw: Mapping[str, Any]) -> Packing | None:
-    """raw: config.json. None: the weights are plain. UnsupportedPacking: they are packed in a way we do not know."""
+    """raw: config.json. None: the weights are plain. UnsupportedModel: they are packed in a way we do not know."""
     said = raw.get("quantization_config") or raw.get("compression_config")
     if not said:
         return None
     method = said.get("quant_method", "unnamed")
     if method not in ("awq", "gptq"):
-        raise UnsupportedPacking(f"quantized weights ({method}) are not supported; known are awq and gptq")
+        raise UnsupportedModel(f"quantized weights ({method}) are not supported; known are awq and gptq")
     bits = said.get("bits", said.get("w_bit"))
     if bits != 4:
-        raise UnsupportedPacking(f"{method} weights of {bits} bits are not supported; 4 are")
+        raise UnsupportedModel(f"{method} weights of {bits} bits are not supported; 4 are")
     group_size = said.get("group_size", said.get("q_group_size"))
     if not isinstance(group_size, int) or (group_size < 1 and group_size != -1):
-        raise UnsupportedPacking(f"{method} weights with group_size {group_size!r}")
+        raise UnsupportedModel(f"{method} weights with group_size {group_size!r}")
     kind = said.get("version", "gemm") if method == "awq" else said.get("checkpoint_format", "gptq")
     if str(kind).lower() not in ("gemm", "gptq", "gptq_v2"):
-        raise UnsupportedPacking(f"{method} weights in the form {kind!r} are not supported")
+        raise UnsupportedModel(f"{method} weights in the form {kind!r} are not supported")
     is_first_format = method == "gptq" and str(kind).lower() == "gptq"
     return Packing(method=method, group_size=group_size, zeros_are_one_less=is_first_format)

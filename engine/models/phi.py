@@ -1,20 +1,13 @@
-"""Phi-3, Phi-3.5, Phi-4-mini: a Llama whose checkpoint holds joined matrices, and that may rotate a part of a head."""
-
-from collections.abc import Mapping
-from typing import Any
+"""Phi-3, Phi-3.5, Phi-4-mini: Mistral, but for a checkpoint of joined matrices; it may rotate a part of a head."""
 
 from torch import Tensor
 
-from kvasir.engine.models.config import ModelConfig, model_config
+from kvasir.engine.models.config import ModelConfig
 from kvasir.engine.models.layers import Weights
-from kvasir.engine.models.llama import LlamaForCausalLM
+from kvasir.engine.models.llama import MistralForCausalLM
 
 
-class Phi3ForCausalLM(LlamaForCausalLM):
-    @classmethod
-    def read_config(cls, raw: Mapping[str, Any]) -> ModelConfig:
-        return model_config(raw, windows=(raw.get("sliding_window") or 0,) * raw["num_hidden_layers"])
-
+class Phi3ForCausalLM(MistralForCausalLM):
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, _parts(config, weights))
 

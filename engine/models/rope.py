@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvasir.engine.models.unsupported import UnsupportedModel
+
 RopeTable = tuple[Tensor, Tensor]
 
 _COMMON_KEYS = {
@@ -25,10 +27,6 @@ _KEYS = {
     "longrope": _COMMON_KEYS | {"attention_factor", "short_factor", "long_factor"},
 }
 _OLD_NAMES = {"su": "longrope"}
-
-
-class UnsupportedRope(Exception):
-    """The message names the kind or the key that is not understood."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +61,10 @@ def rope_config(raw: Mapping[str, Any], scaling: Mapping[str, Any]) -> RopeConfi
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     kind = _OLD_NAMES.get(kind, kind)
     if kind not in _KEYS:
-        raise UnsupportedRope(f"unknown rope type {kind!r}; known are {', '.join(_KEYS)}")
+        raise UnsupportedModel(f"unknown rope type {kind!r}; known are {', '.join(_KEYS)}")
     unknown = scaling.keys() - _KEYS[kind]
     if unknown:
-        raise UnsupportedRope(f"rope type {kind!r} with unknown keys: {', '.join(sorted(unknown))}")
+        raise UnsupportedModel(f"rope type {kind!r} with unknown keys: {', '.join(sorted(unknown))}")
     max_position = int(raw.get("max_position_embeddings", 2048))
     original = int(
         raw.get("original_max_position_embeddings") or scaling.get("original_max_position_embeddings") or max_position
@@ -131,7 +129,7 @@ def rope_tables(ropes: Sequence[RopeConfig], head_dim: int, num_positions: int) 
 def _rope_table(config: RopeConfig, head_dim: int, num_positions: int) -> RopeTable:
     stretches = config.kind in ("longrope", "dynamic")
     if stretches and num_positions > max(config.original_max_position, config.stretched_to):
-        raise UnsupportedRope(f"rope type {config.kind!r} is made for fewer than {num_positions} positions")
+        raise UnsupportedModel(f"rope type {config.kind!r} is made for fewer than {num_positions} positions")
     angles = torch.outer(torch.arange(num_positions).float(), inverse_frequencies(config, head_dim))
     return angles.cos() * config.attention_factor, angles.sin() * config.attention_factor
 
@@ -140,7 +138,7 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
     """Radians a position, for each pair of the dimensions that are rotated: [R / 2]"""
     rotary_dim = int(head_dim * config.rotary_share)
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
-        raise UnsupportedRope(f"{rotary_dim} of {head_dim} dimensions cannot be rotated in pairs")
+        raise UnsupportedModel(f"{rotary_dim} of {head_dim} dimensions cannot be rotated in pairs")
     exponents = torch.arange(0, rotary_dim, 2).float() / rotary_dim
     plain = 1.0 / (config.theta**exponents)
     if config.kind == "linear":
@@ -156,7 +154,7 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
     if config.kind == "longrope":
         factors = config.long_factors if config.stretched_to else config.short_factors
         if len(factors) != len(plain):
-            raise UnsupportedRope(f"rope type 'longrope' with {len(factors)} factors for {len(plain)} pairs")
+            raise UnsupportedModel(f"rope type 'longrope' with {len(factors)} factors for {len(plain)} pairs")
         return 1.0 / (torch.tensor(factors) * config.theta**exponents)
     return plain
 

@@ -13,9 +13,10 @@ from kvasir.engine.cuda_graphs import CudaCapture, can_be_captured
 from kvasir.engine.kv_cache import KVCache, check_kv_dtype, kv_layout
 from kvasir.engine.model_runner import ModelRunner
 from kvasir.engine.models import read_model_config
-from kvasir.engine.models.config import ModelConfig, UnsupportedModel
+from kvasir.engine.models.config import ModelConfig
 from kvasir.engine.models.llama import LlamaForCausalLM
 from kvasir.engine.models.loader import choose_dtype, load_model
+from kvasir.engine.models.unsupported import UnsupportedModel
 from kvasir.engine.scheduler import Scheduler
 from kvasir.engine.settings import EngineSettings
 from kvasir.engine.speculation.draft_model import DraftModel

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvasir.engine.models.config import ModelConfig, UnsupportedModel
+from kvasir.engine.models.config import ModelConfig
+from kvasir.engine.models.unsupported import UnsupportedModel
 from kvasir.kernels.quantized import GroupedWeight
 
 Weight = Tensor | GroupedWeight

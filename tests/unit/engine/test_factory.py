@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvasir.engine.factory import build_engine, capacity_of
-from kvasir.engine.models.config import UnsupportedModel
+from kvasir.engine.models.unsupported import UnsupportedModel
 from kvasir.engine.request import Request, RequestId
 from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.settings import EngineSettings

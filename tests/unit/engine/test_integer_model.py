@@ -12,8 +12,8 @@ from kvasir.engine.identity import kv_identity
 from kvasir.engine.kv_cache import KVCache, kv_layout
 from kvasir.engine.model_runner import ModelRunner
 from kvasir.engine.models import read_model_config
-from kvasir.engine.models.config import UnsupportedModel
 from kvasir.engine.models.loader import load_model
+from kvasir.engine.models.unsupported import UnsupportedModel
 from kvasir.kernels.linear import Quantization
 from tests.unit.engine.checkpoints import VOCAB, save_checkpoint
 from tests.unit.engine.cuts import BLOCK_SIZE, Cuts

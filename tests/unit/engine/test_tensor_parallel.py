@@ -28,7 +28,7 @@ from kvasir.engine.cuda_memory import NoRoomForKV
 from kvasir.engine.engine import Engine
 from kvasir.engine.factory import build_engine
 from kvasir.engine.kv_cache import KVCache
-from kvasir.engine.models.config import UnsupportedModel
+from kvasir.engine.models.unsupported import UnsupportedModel
 from kvasir.engine.request import Request, RequestId
 from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.settings import EngineSettings

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from kvasir.engine.models import read_model_config
-from kvasir.engine.models.config import UnsupportedModel, eos_token_ids
+from kvasir.engine.models.config import eos_token_ids
 from kvasir.engine.models.loader import choose_dtype, load_model
-from kvasir.engine.models.rope import UnsupportedRope, rope_tables
+from kvasir.engine.models.rope import rope_tables
+from kvasir.engine.models.unsupported import UnsupportedModel
 from tests.unit.engine.checkpoints import edit_json, save_checkpoint
 
 CPU = torch.device("cpu")
@@ -95,7 +96,7 @@ def test_angles_that_depend_on_the_length_are_chosen_once(tmp_path: Path) -> Non
     assert (config.max_position, config.longest) == (4096, 16384)
     assert config.for_length(4096) == config
     assert config.for_length(5000) != config.for_length(5001)
-    with pytest.raises(UnsupportedRope, match="dynamic"):
+    with pytest.raises(UnsupportedModel, match="dynamic"):
         rope_tables(config.ropes, 16, 4097)
 
 

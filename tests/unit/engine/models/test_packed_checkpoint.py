@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kvasir.engine.models import read_model_config
-from kvasir.engine.models.config import UnsupportedModel
 from kvasir.engine.models.loader import load_model
+from kvasir.engine.models.unsupported import UnsupportedModel
 from tests.unit.engine.checkpoints import edit_json, save_checkpoint
 from tests.unit.engine.forward import CPU, logits_by_chunks
 
