@@ -4,13 +4,9 @@ sends a byte a second, or nothing, holds a connection only for so long."""
 import asyncio
 from typing import Any
 
-import orjson
-
 from kvasir.router.http_bounds import HttpBounds
 from kvasir.router.http_protocol import BoundedHttpProtocol
-from kvasir.router.openai.errors import HttpError, error_body
-
-_LINES = {408: b"408 Request Timeout", 503: b"503 Service Unavailable"}
+from kvasir.router.openai.errors import HttpError
 
 
 class PatientHttpProtocol(BoundedHttpProtocol):
@@ -22,7 +18,9 @@ class PatientHttpProtocol(BoundedHttpProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self._bounds.limit_concurrency:
-            self._refuse(503, f"there are {self._bounds.limit_concurrency} connections already", "too_many_connections")
+            message = f"there are {self._bounds.limit_concurrency} connections already"
+            again = {"retry-after": "1"}
+            self.refuse(HttpError(503, message, "too_many_connections", again, kind="service_unavailable"))
         else:
             self._wait_for("head", self._bounds.timeout_head_s)
 
@@ -60,12 +58,5 @@ class PatientHttpProtocol(BoundedHttpProtocol):
         if cycle is not None and (cycle.response_started if part == "body" else not cycle.response_complete):
             self.transport.abort()
         else:
-            self._refuse(408, f"the {part} of the request did not arrive within {timeout_s:g} s", "request_timeout")
-
-    def _refuse(self, status: int, message: str, code: str) -> None:
-        kind = "service_unavailable" if status == 503 else "invalid_request_error"
-        content = orjson.dumps(error_body(HttpError(status, message, code, kind=kind)))
-        head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nconnection: close\r\n" % _LINES[status]
-        retry = b"retry-after: 1\r\n" if status == 503 else b""
-        self.transport.write(head + retry + b"content-length: %d\r\n\r\n" % len(content) + content)
-        self.transport.close()
+            message = f"the {part} of the request did not arrive within {timeout_s:g} s"
+            self.refuse(HttpError(408, message, "request_timeout"))

@@ -2,6 +2,7 @@
 other protocols are politely not spoken."""
 
 import asyncio
+from http import HTTPStatus
 from typing import Any
 
 import httptools
@@ -100,7 +101,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        content = orjson.dumps(error_body(HttpError(400, msg, "invalid_http")))
-        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        self.transport.write(head + b"content-length: %d\r\n\r\n" % len(content) + content)
+        self.refuse(HttpError(400, msg, "invalid_http"))
+
+    def refuse(self, error: HttpError) -> None:
+        """In place of an answer, and the connection's last word."""
+        content = orjson.dumps(error_body(error))
+        headers = {"content-type": "application/json", "connection": "close", **error.headers}
+        lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}", *map(": ".join, headers.items())]
+        head = "\r\n".join([*lines, f"content-length: {len(content)}", "\r\n"])
+        self.transport.write(head.encode() + content)
         self.transport.close()
