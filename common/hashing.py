@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import NewType
 
-from kvasir.common.tokens import pack_tokens
+from kvasir.common.tokens import TOKEN_BYTES, pack_tokens
 
-_TOKEN_BYTES = 4
 _ROUTING_BYTES = 8
 
 BlockHash = NewType("BlockHash", bytes)
@@ -34,7 +33,7 @@ def block_hashes(
 def hash_chain(parent: BlockHash, token_ids: Sequence[int], block_size: int) -> Iterator[BlockHash]:
     """The same one by one, so that nobody need compute more of them than are looked at."""
     packed = pack_tokens(token_ids)
-    block_bytes = block_size * _TOKEN_BYTES
+    block_bytes = block_size * TOKEN_BYTES
     for start in range(0, len(packed) - block_bytes + 1, block_bytes):
         parent = BlockHash(sha256(parent + packed[start : start + block_bytes]).digest())
         yield parent

@@ -4,7 +4,7 @@ import sys
 from array import array
 from collections.abc import Iterable
 
-_ITEM_BYTES = 4
+TOKEN_BYTES = 4
 
 
 def pack_tokens(token_ids: Iterable[int]) -> bytes:
@@ -15,11 +15,15 @@ def pack_tokens(token_ids: Iterable[int]) -> bytes:
     return packed.tobytes()
 
 
+def num_packed(packed: bytes) -> int:
+    return len(packed) // TOKEN_BYTES
+
+
 def unpack_tokens(packed: bytes) -> tuple[int, ...]:
-    if len(packed) == _ITEM_BYTES:  # one, as most are
+    if len(packed) == TOKEN_BYTES:  # one, as most are
         return (int.from_bytes(packed, "little"),)
-    if len(packed) % _ITEM_BYTES:
-        raise ValueError(f"token ids take {_ITEM_BYTES} bytes each, got {len(packed)} bytes")
+    if len(packed) % TOKEN_BYTES:
+        raise ValueError(f"token ids take {TOKEN_BYTES} bytes each, got {len(packed)} bytes")
     token_ids = array("I", packed)
     if sys.byteorder == "big":
         token_ids.byteswap()

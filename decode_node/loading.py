@@ -5,21 +5,35 @@ ticket ------> a transfer, which waits for what its sender publishes ---+--> lan
 no ticket ---> what a store has of it, if there is a store -------------+--> did not come: computed here
 """
 
+import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
-from kvasir.decode_node.request import DecodeRequest
-from kvasir.decode_node.wanted import wanted_blocks
+from kvasir.common.hashing import block_hashes, root_hash, transfer_key
 from kvasir.engine.blocks import num_blocks_for
 from kvasir.engine.step import Admitted
-from kvasir.kv_connector.base import KVBlock, Ticket
+from kvasir.kv_connector.base import BlockKey, KVBlock, Ticket
 from kvasir.kv_connector.incoming import IncomingTransfer, TransferResult
+from kvasir.node.in_flight import InFlight
 from kvasir.node.node import Node
 from kvasir.node.stored_prompts import StoredPrompts
 from kvasir.proto import common_pb2
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, kw_only=True)
+class DecodeRequest(InFlight):
+    ticket: Ticket | None = None  # None: the prompt is computed here
+    transfer: IncomingTransfer | None = None  # from admission on
+    num_published: int = 0  # what the sender's progress said before that
+    is_committed: bool = False
+    aborted_because: str | None = None
+    first_missing: int = 0  # block, at admission
+    patience: asyncio.TimerHandle | None = None
+    fetched: set[int] = field(default_factory=set)  # full blocks that came from elsewhere
 
 
 class PromptLoader:
@@ -80,7 +94,7 @@ class PromptLoader:
     # Ways in which it comes.
 
     def _fetch(self, entry: DecodeRequest, ticket: Ticket, admitted: Admitted) -> None:
-        wanted = wanted_blocks(ticket, admitted, self._parts.model.kv_identity, self._block_size)
+        wanted = self._of_ticket(ticket, admitted)
         on_block = partial(self._engine.block_loaded, entry.request_id)
         entry.transfer = self._receiver.start(ticket, wanted, on_block, self.compute_s)
         if admitted.is_again:  # by who stored it, nothing is to come
@@ -120,6 +134,19 @@ class PromptLoader:
             transfer.progress(first + await self._stored.num_leading(keys[first:], ticket.stored_as))
         finally:
             transfer.abort(reason)
+
+    def _of_ticket(self, ticket: Ticket, admitted: Admitted) -> list[KVBlock]:
+        """Full blocks go by their content; the last, partial one by the ticket."""
+        request, block_size = admitted.request, self._block_size
+        token_ids = request.token_ids[: request.num_tokens_at_arrival]
+        root = root_hash(self._parts.model.kv_identity, request.cache_salt)
+        hashes = block_hashes(root, token_ids, block_size)
+        wanted = []
+        for index in admitted.missing:
+            key = hashes[index] if index < len(hashes) else transfer_key(ticket.transfer_id, index)
+            num_tokens = min(block_size, len(token_ids) - index * block_size)
+            wanted.append(KVBlock(index, BlockKey(key), admitted.block_table[index], num_tokens))
+        return wanted
 
     # Its end.
 

@@ -15,15 +15,14 @@ from typing import Any
 
 from kvasir.common.errors import InvalidRequest, Overloaded
 from kvasir.common.metrics import Sample
-from kvasir.common.tokens import unpack_tokens
-from kvasir.decode_node.loading import PromptLoader
-from kvasir.decode_node.request import DecodeRequest
+from kvasir.common.tokens import num_packed, unpack_tokens
+from kvasir.decode_node.loading import DecodeRequest, PromptLoader
 from kvasir.decode_node.write_back import WriteBack
 from kvasir.engine import wire
 from kvasir.engine.blocks import num_blocks_for
 from kvasir.engine.request import FinishReason
 from kvasir.engine.step import Admitted, ComputedBlocks
-from kvasir.kv_connector.base import BlockKey, KVBlock, Ticket
+from kvasir.kv_connector.base import BlockKey, KVBlock
 from kvasir.kv_connector.wire import ticket_from_proto
 from kvasir.node.node import Node
 from kvasir.node.outbox import Outbox
@@ -61,7 +60,7 @@ class DecodeNode(Node[DecodeRequest]):
     def _start(self, session: Session, message: decode_pb2.StartDecode) -> None:
         self.check_open()
         self._check_room(message.request)
-        ticket = self._ticket_of(message)
+        ticket = ticket_from_proto(message.ticket) if message.HasField("ticket") else None
         awaits = self.loader.awaits(ticket)
         entry = self.in_flight.begin(DecodeRequest, session, message.handle, message.request, awaits=awaits)
         entry.ticket = ticket
@@ -70,21 +69,11 @@ class DecodeNode(Node[DecodeRequest]):
         self.engine.submit(entry.request)
         self._be_patient(entry, self.engine.step, time.monotonic() + self._admission_timeout_s)
 
-    def _ticket_of(self, message: decode_pb2.StartDecode) -> Ticket | None:
-        if not message.HasField("ticket"):
-            return None
-        ticket = ticket_from_proto(message.ticket)
-        try:
-            self.receiver.check(ticket)
-        except ValueError as error:
-            raise InvalidRequest(f"a ticket of no use: {error}") from error
-        return ticket
-
     def _check_room(self, message: common_pb2.GenerationRequest) -> None:
         """Say no at once where waiting would be in vain: by the last step's numbers, and what was accepted since."""
         stats, block_size = self.engine.stats(), self.limits.block_size
         newcomers = [entry.request.num_tokens for entry in self.in_flight if not entry.is_admitted]
-        newcomers.append((len(message.prompt_token_ids) + sum(map(len, message.output_token_ids))) // 4)
+        newcomers.append(num_packed(message.prompt_token_ids) + sum(map(num_packed, message.output_token_ids)))
         seats = [len(entry.sequences) for entry in self.in_flight if not entry.is_admitted]
         seats.append(min(max(message.num_sequences, 1), self.limits.max_num_seqs))  # more than there are take turns
         if stats.num_running + stats.num_loading + sum(seats) > self.limits.max_num_seqs:

@@ -23,7 +23,13 @@ TransferId = NewType("TransferId", str)
 BlockKey = NewType("BlockKey", bytes)  # 32 bytes: a content hash, or `transfer_key(transfer_id, index)`
 StoreKey = NewType("StoreKey", str)  # a block key, and what else tells stored blocks apart; only [0-9a-z-]
 
-CODEC_NONE = "none"
+CODEC_NONE, CODEC_LOSSLESS, CODEC_AUTO = "none", "lossless", "auto"  # auto: one of these two
+LOSSY = ("fp16", "int8", "fp8")
+CODECS = (CODEC_NONE, CODEC_LOSSLESS, *LOSSY)  # what a header may name
+DTYPES = ("float32", "bfloat16", "float16", "int8")
+_LOSSY_FORMS = {f"{codec}-{dtype}" for codec in LOSSY for dtype in DTYPES if dtype != "int8"}
+STORED_FORMS = frozenset(_LOSSY_FORMS | {f"exact-{dtype}" for dtype in DTYPES})
+
 MAX_HEADER_BYTES = 4096
 MAX_TRANSFER_ID_BYTES = 255
 MAX_ENDPOINTS = 256
@@ -54,6 +60,8 @@ class Ticket:
             raise ValueError(f"a transfer's name has at most {MAX_TRANSFER_ID_BYTES} bytes, got {num_bytes}")
         if len(self.endpoints) > MAX_ENDPOINTS:
             raise ValueError(f"a ticket names at most {MAX_ENDPOINTS} endpoints, got {len(self.endpoints)}")
+        if self.stored_as and self.stored_as not in STORED_FORMS:
+            raise ValueError(f"no block is stored as {self.stored_as!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,18 +25,10 @@ import numpy as np
 
 from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.kv_connector import codec_packing
-from kvasir.kv_connector.base import CODEC_NONE, BlockHeader, BlockMemory
-from kvasir.kv_connector.codec_packing import TAG_BYTES, BadPayload, Bytes
+from kvasir.kv_connector.base import CODEC_LOSSLESS, CODEC_NONE, CODECS, DTYPES, LOSSY, BlockHeader, BlockMemory
+from kvasir.kv_connector.codec_packing import TAG_BYTES, BadPayload, Bytes, payload_sizes
 from kvasir.kv_connector.errors import BadFrame
 from kvasir.kv_connector.metrics import MissReason
-
-LOSSY = ("fp16", "int8", "fp8")
-CODECS = (CODEC_NONE, "lossless", *LOSSY)  # what a header may name
-DTYPES = ("float32", "bfloat16", "float16", "int8")
-_LOSSY_FORMS = {f"{codec}-{dtype}" for codec in LOSSY for dtype in DTYPES if dtype != "int8"}
-STORED_FORMS = frozenset(_LOSSY_FORMS | {f"exact-{dtype}" for dtype in DTYPES})
-
-payload_sizes = codec_packing.payload_sizes
 
 
 def codec_for(codec: str, layout: KVLayout) -> str:
@@ -96,7 +88,7 @@ def decode(header: BlockHeader, payload: memoryview, into: KVLayout) -> memoryvi
 
 def is_exact(codec: str, sender: KVLayout, into: KVLayout) -> bool:
     """Whether a decoded block is, bit by bit, what a node of layout `into` computes."""
-    loses_nothing = codec in (CODEC_NONE, "lossless") or (codec, sender.dtype) == ("fp16", "float16")
+    loses_nothing = codec in (CODEC_NONE, CODEC_LOSSLESS) or (codec, sender.dtype) == ("fp16", "float16")
     return loses_nothing and sender.dtype == into.dtype
 
 

@@ -8,9 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvasir.kv_connector.base import CODEC_NONE
-
-CODEC_LOSSLESS = "lossless"
+from kvasir.kv_connector.base import CODEC_LOSSLESS, CODEC_NONE
 
 # How long computing so many tokens here would take, the harm to others included; None: not known.
 ComputeCost = Callable[[int], float | None]

@@ -4,12 +4,10 @@ import time
 from collections.abc import Callable
 
 from kvasir.engine.blocks import BlockId
-from kvasir.kv_connector.base import CODEC_NONE, BlockHeader, BlockKey, BlockMemory, Frame
+from kvasir.kv_connector.base import CODEC_AUTO, CODEC_LOSSLESS, CODEC_NONE, BlockHeader, BlockKey, BlockMemory, Frame
 from kvasir.kv_connector.codec import codec_for, encode, encode_from, stored_as
-from kvasir.kv_connector.costs import CODEC_LOSSLESS, CodecSpeed, RateMeter, choose_codec
+from kvasir.kv_connector.costs import CodecSpeed, RateMeter, choose_codec
 from kvasir.kv_connector.header import checksum_of, pack
-
-AUTO = "auto"
 
 
 class Encoder:
@@ -31,11 +29,11 @@ class Encoder:
         self.outgoing = outgoing
         self._clock = clock
         self._lossless: CodecSpeed | None = None
-        self.form = stored_as(CODEC_NONE if codec == AUTO else codec, memory.layout)  # `auto` is exact
+        self.form = stored_as(CODEC_NONE if codec == CODEC_AUTO else codec, memory.layout)  # `auto` is exact
 
     def codec(self) -> str:
         """What the next block should be packed by."""
-        if self._setting != AUTO:
+        if self._setting != CODEC_AUTO:
             return self._setting
         return choose_codec(self.outgoing.bandwidth_bytes_per_s, self._lossless)
 

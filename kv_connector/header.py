@@ -10,8 +10,18 @@ from typing import NamedTuple
 import xxhash
 
 from kvasir.engine.blocks import KVLayout
-from kvasir.kv_connector.base import CODEC_NONE, MAX_HEADER_BYTES, BlockHeader, BlockKey, Frame, StoreKey
-from kvasir.kv_connector.codec import CODECS, STORED_FORMS, is_convertible, payload_sizes, stored_as
+from kvasir.kv_connector.base import (
+    CODEC_NONE,
+    CODECS,
+    MAX_HEADER_BYTES,
+    STORED_FORMS,
+    BlockHeader,
+    BlockKey,
+    Frame,
+    StoreKey,
+)
+from kvasir.kv_connector.codec import is_convertible, stored_as
+from kvasir.kv_connector.codec_packing import payload_sizes
 from kvasir.kv_connector.errors import BadFrame
 from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.wire import header_from_bytes, header_to_bytes

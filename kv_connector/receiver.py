@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector.base import CODEC_NONE, BlockKey, BlockMemory, KVBlock, KVConnector, Ticket
-from kvasir.kv_connector.codec import STORED_FORMS, stored_as
+from kvasir.kv_connector.codec import stored_as
 from kvasir.kv_connector.costs import ComputeCost, Rates
 from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.incoming import IncomingTransfer, OnBlock
@@ -59,11 +59,6 @@ class KVReceiver:
     def num_outstanding_blocks(self) -> int:
         """Published by their senders, and neither landed nor given up."""
         return sum(transfer.num_outstanding for transfer in self._transfers)
-
-    def check(self, ticket: Ticket) -> None:
-        """ValueError if nothing can be fetched by it, whatever its sender does."""
-        if ticket.stored_as and ticket.stored_as not in STORED_FORMS:
-            raise ValueError(f"no block is stored as {ticket.stored_as!r}")
 
     def start(
         self, ticket: Ticket, wanted: Sequence[KVBlock], on_block: OnBlock, compute_s: ComputeCost = _unknown

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvasir.kv_connector.base import CODEC_AUTO, CODECS
 from kvasir.kv_connector.costs import CostRule
 
-CODEC_SETTINGS = ("auto", "none", "lossless", "fp16", "int8", "fp8")
+CODEC_SETTINGS = (CODEC_AUTO, *CODECS)
 _SLOWER_THAN_MEASURED = 0.25
 _SLOWER_THAN_UNMEASURED = 0.1  # at the least: what was measured of a stall is next to nothing, and no deadline
 

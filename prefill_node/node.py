@@ -17,6 +17,7 @@ from typing import Any
 from kvasir.common.errors import InvalidRequest, Overloaded
 from kvasir.common.hashing import BlockHash
 from kvasir.common.metrics import Sample
+from kvasir.common.tokens import num_packed
 from kvasir.engine import wire
 from kvasir.engine.blocks import num_blocks_for
 from kvasir.engine.request import FinishReason
@@ -75,7 +76,7 @@ class PrefillNode(Node[PrefillRequest]):
 
     def _start(self, session: Session, message: prefill_pb2.StartPrefill) -> None:
         self.check_open()
-        self._check_room(len(message.request.prompt_token_ids) // 4)
+        self._check_room(num_packed(message.request.prompt_token_ids))
         ticket = ticket_from_proto(message.ticket)
         if ticket.connector != self.parts.connector.name:
             raise InvalidRequest(f"the ticket is for {ticket.connector!r}, this node has {self.parts.connector.name!r}")

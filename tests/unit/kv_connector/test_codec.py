@@ -12,16 +12,9 @@ from hypothesis import strategies as st
 from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.engine.cuda_blocks import DeviceBlocks
 from kvasir.engine.kv_cache import KVCache
-from kvasir.kv_connector.codec import (
-    CODECS,
-    decode,
-    decode_into,
-    encode,
-    encode_from,
-    is_exact,
-    max_payload_bytes,
-    payload_sizes,
-)
+from kvasir.kv_connector.base import CODECS
+from kvasir.kv_connector.codec import decode, decode_into, encode, encode_from, is_exact, max_payload_bytes
+from kvasir.kv_connector.codec_packing import payload_sizes
 from kvasir.kv_connector.errors import BadFrame
 from kvasir.kv_connector.testing import LARGE, SMALL
 from tests.unit.kv_connector.coding import (

@@ -12,19 +12,9 @@ from kvasir.engine.blocks import KVLayout
 from kvasir.engine.kv_cache import cache_shape
 from kvasir.kernels.kv_codec import convert_reference
 from kvasir.kernels.kv_rows import read_rows
-from kvasir.kv_connector.base import Frame
-from kvasir.kv_connector.codec import (
-    CODECS,
-    DTYPES,
-    LOSSY,
-    STORED_FORMS,
-    codec_for,
-    decode,
-    encode,
-    is_exact,
-    payload_sizes,
-    stored_as,
-)
+from kvasir.kv_connector.base import CODECS, DTYPES, LOSSY, STORED_FORMS, Frame
+from kvasir.kv_connector.codec import codec_for, decode, encode, is_exact, stored_as
+from kvasir.kv_connector.codec_packing import payload_sizes
 from kvasir.kv_connector.errors import BadFrame
 from kvasir.kv_connector.header import pack, store_key, verify
 from kvasir.kv_connector.metrics import MissReason

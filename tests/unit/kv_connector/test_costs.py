@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvasir.kv_connector.base import CODEC_NONE
-from kvasir.kv_connector.costs import CODEC_LOSSLESS, CodecSpeed, CostRule, Rate, RateMeter, Rates, choose_codec
+from kvasir.kv_connector.base import CODEC_LOSSLESS, CODEC_NONE
+from kvasir.kv_connector.costs import CodecSpeed, CostRule, Rate, RateMeter, Rates, choose_codec
 
 BLOCK = 1000
 MEGA = 10**6

@@ -203,9 +203,7 @@ async def test_what_lies_under_a_wrong_name_is_a_miss(tmp_path: Path, codec: str
         assert await one.receiver.receiver.lookup(one.keys) == 0, "and thrown out"
 
 
-async def test_a_ticket_may_not_name_files(tmp_path: Path) -> None:
-    settings = ConnectorSettings(name="shared_storage", path=str(tmp_path))
-    async with open_node(settings) as node:
-        for form in ("../../etc", "exact-float64", "zip-float32"):
-            with pytest.raises(ValueError, match="no block is stored as"):
-                node.receiver.check(Ticket(transfer_id=TransferId("t"), connector="shared_storage", stored_as=form))
+def test_a_ticket_may_not_name_files() -> None:
+    for form in ("../../etc", "exact-float64", "zip-float32"):
+        with pytest.raises(ValueError, match="no block is stored as"):
+            Ticket(transfer_id=TransferId("t"), connector="shared_storage", stored_as=form)
