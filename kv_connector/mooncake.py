@@ -1,6 +1,6 @@
 """Blocks through Mooncake's transfer engine, over TCP.
 
-    pip install 'kvasir[mooncake]'      and libibverbs1 from the distribution: its library is linked against it
+    pip install '.[mooncake]'      in this project's folder; and libibverbs1, which its library is linked against
 
 It listens on ports that it chooses by itself, on all interfaces.
 """
@@ -110,7 +110,7 @@ def _load() -> Any:
         return import_module("mooncake.engine").TransferEngine
     except ImportError as error:
         raise ModuleNotFoundError(
-            f"connector mooncake needs Mooncake's transfer engine: pip install 'kvasir[mooncake]', and the library "
-            f"libibverbs1 ({error})",
+            f"connector mooncake needs Mooncake's transfer engine: pip install '.[mooncake]' in the project's "
+            f"folder, and the library libibverbs1 ({error})",
             name="mooncake",
         ) from error

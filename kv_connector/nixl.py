@@ -1,6 +1,6 @@
 """Blocks through NIXL: over UCX, whose transports (shared memory, RDMA, TCP) it chooses by itself or by UCX_TLS.
 
-    pip install 'kvasir[nixl]'
+    pip install '.[nixl]'      in this project's folder
 
 UCX listens on ports of its own, on the interfaces that UCX_NET_DEVICES names.
 """
@@ -157,5 +157,5 @@ def _load() -> Any:
             logging.getLogger("nixl").setLevel(logging.WARNING)
             return api
     raise ModuleNotFoundError(
-        f"connector nixl needs NIXL: pip install 'kvasir[nixl]' ({'; '.join(errors)})", name="nixl"
+        f"connector nixl needs NIXL: pip install '.[nixl]' in the project's folder ({'; '.join(errors)})", name="nixl"
     )
