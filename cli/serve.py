@@ -63,7 +63,7 @@ def prepare(config: ServeConfig, model: Path, directory: Path) -> list[ChildSpec
     http_port, grpc_port, redis_port, *metrics_ports = free_ports(3 + num_nodes)
     http_port = config.port or http_port
     if reason := why_not_bindable(config.host, http_port):
-        raise CannotStart(f"cannot listen on {config.host}:{http_port}: {reason}; --port names another port")
+        raise CannotStart(f"cannot listen on {config.host}:{http_port}: {reason}; see --host and --port")
     machine = Machine(
         cpus=tuple(usable_cpus()),
         available_bytes=available_memory_bytes(),
