@@ -12,8 +12,6 @@ from kvasir.kernels.cpu.compiling import CPU_FEATURES, IS_WIDE, cgutils, intrins
 
 PANEL = 32 if IS_WIDE else 16  # columns: two registers
 ROWS = (1, 2, 4, 8, 12) if IS_WIDE else (1, 2, 4, 6)  # of a tile; with 12 x 2 (6 x 2) sums in registers
-SPAN = 2 if IS_WIDE else 1  # panels of a tile of many rows: with two, fewer loads for as many sums
-SPAN_ROWS = ROWS[-1] // SPAN
 # Without F16C, compilers turn a float16 into a float32 by a call of a function that may not be there.
 CONVERTS_FLOAT16 = bool(CPU_FEATURES.get("f16c")) or platform.machine() not in ("x86_64", "AMD64", "i686")
 
@@ -92,27 +90,6 @@ def expand_panel(typing: Any, panel: Any, address: Any, scales: Any, first: Any,
     return types.void(panel, *[types.int64] * 5), codegen
 
 
-@intrinsic
-def multiply_span(
-    typing: Any, x: Any, x_stride: Any, num_rows: Any, weights: Any, weights_stride: Any, count: Any, sums: Any
-) -> Any:
-    """sums[SPAN_ROWS, SPAN PANEL] += x[R, count] @ (weights[0][count, PANEL], weights[1]), by address. R <= SPAN_ROWS
-
-    x_stride: floats a row    weights: float32, a second panel's `weights_stride` bytes behind the first's
-    """
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        x, x_stride, num_rows, weights, weights_stride, count, sums = arguments
-        span = [
-            _Tile(builder, _FLOAT32, x, x_stride, num_rows, panel, _NOTHING, _NOTHING, count, sums=sums)
-            for panel in (weights, builder.add(weights, weights_stride))[:SPAN]
-        ]
-        span[0].multiply_beside(span[1:])
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 7), codegen
-
-
 class _Tile:
     """Writes the LLVM code of one tile."""
 
@@ -169,26 +146,6 @@ class _Tile:
             end = builder.add(first, count)
             with cgutils.for_range_slice(builder, border, end, ir.Constant(_I64, 1), intp=_I64) as (k, _):
                 self._add(x_rows, k, zero, [row[0] for row in cells])
-
-    def multiply_beside(self, others: list["_Tile"]) -> None:
-        """All of these panels with the same rows; their sums take turns."""
-        builder, tiles = self._builder, range(SPAN)
-        x_rows = [self._row(r) for r in range(SPAN_ROWS)]
-        places = [[self._at(self._sums, 4 * PANEL * (SPAN * r + i), _VECTOR) for i in tiles] for r in range(SPAN_ROWS)]
-        cells = [[cgutils.alloca_once(builder, _VECTOR) for _ in tiles] for _ in range(SPAN_ROWS)]
-        pairs = [(cells[r][i], places[r][i]) for r in range(SPAN_ROWS) for i in tiles]
-        for cell, place in pairs:
-            builder.store(builder.load(place, align=4), cell)
-        zero, one = ir.Constant(_I64, 0), ir.Constant(_I64, 1)
-        with cgutils.for_range_slice(builder, zero, self._count, one, intp=_I64) as (k, _):
-            weights = [tile._load_weights(k, None) for tile in (self, *others)]
-            for x_row, row in zip(x_rows, cells, strict=True):
-                spread = self._spread(x_row, k)
-                for cell, each in zip(row, weights, strict=True):
-                    product = builder.fmul(spread, each, flags=_FUSE)
-                    builder.store(builder.fadd(builder.load(cell), product, flags=_FUSE), cell)
-        for cell, place in pairs:
-            builder.store(builder.load(cell), place, align=4)
 
     def expand(self) -> None:
         builder = self._builder

@@ -10,8 +10,9 @@ import numpy as np
 from kvasir.kernels.cpu import softmax
 from kvasir.kernels.cpu.compiling import carray, lazy_loop, loop, strict
 from kvasir.kernels.cpu.kv_rows import address_of, cache_shape, has_scales, rows_at, scale_of
-from kvasir.kernels.cpu.prefill_tile import TILE_COLUMNS, multiply, multiply_add, score
+from kvasir.kernels.cpu.prefill_tile import SCORE_COLUMNS, TILE_COLUMNS, multiply, score, seen
 from kvasir.kernels.cpu.simd import (
+    LANES,
     TILE_ROWS,
     float32_array,
     float32_of,
@@ -28,7 +29,6 @@ from kvasir.kernels.cpu.softmax import CHAINS, TILE_KEYS
 #   H query heads  K KV heads  G = H / K  D head dim
 #   R rows of a query tile = its tokens x G     C = TILE_KEYS     W = D, padded to whole columns of a tile
 _TILE_TOKENS = 64
-_STRIP = 64  # values that stay in the first cache while all queries pass
 
 
 @strict
@@ -49,13 +49,14 @@ def _locate(piece: Any, query_starts: Any, num_kv_heads: Any) -> Any:
 @strict
 def _stage(cache: Any, shape: Any, layer: Any, block_table: Any, head: Any, first: Any, count: Any, width: Any,
            keys: Any, values: Any, scales: Any) -> None:  # fmt: skip
-    """Tokens [first, first + count) of one head -> keys [>= D, C] (transposed), values [C, W], scales [2, C] of both
+    """Tokens [first, first + count) of one head -> keys, as `score` reads them, values [C, W], scales [2, C] of both
 
     As they are in the cache, with zeros behind, up to `width`.
     """
     num_layers, num_kv_heads, block_size, head_dim = shape
     layout = (num_layers, num_kv_heads)
-    keys[:head_dim, count:width] = 0
+    for i in range(count, width):
+        keys[i // SCORE_COLUMNS, :, i % SCORE_COLUMNS] = 0
     values[count:width] = 0
     scales[:, count:width] = 0
     for i in range(count):
@@ -63,7 +64,7 @@ def _stage(cache: Any, shape: Any, layer: Any, block_table: Any, head: Any, firs
         cached = rows_at(cache, address_of(cache, layout, block, layer, 0, head), block_size, head_dim)
         scales[0, i] = scale_of(cached, offset)
         for d in range(head_dim):
-            keys[d, i] = widened(cached[offset, d])
+            keys[i // SCORE_COLUMNS, d, i % SCORE_COLUMNS] = widened(cached[offset, d])
         cached = rows_at(cache, address_of(cache, layout, block, layer, 1, head), block_size, head_dim)
         scales[1, i] = scale_of(cached, offset)
         for d in range(head_dim):
@@ -91,23 +92,23 @@ def _attend(query: Any, num_rows: Any, group: Any, start: Any, cap: Any, window:
     totals[:] = 0
     for first in range(first_seen // TILE_KEYS * TILE_KEYS, end, TILE_KEYS):
         count = min(TILE_KEYS, end - first)
-        width = padded(count, TILE_COLUMNS)
+        width = padded(count, SCORE_COLUMNS)
+        begin = start - first  # the column of row 0's own token
         _stage(cache, shape, layer, block_table, head, first, count, width, keys, values, scales)
-        score(query, keys, width, scores)
+        score(query, keys, begin, group, width, scores)
         if has_scales(cache):
             _scale(scores, num_rows, width, scales[0])
         if cap > 0:
             softmax.soft_cap(scores, num_rows, width, cap)
         for r in range(num_rows):
-            position = start + r // group
-            low = max(0, position + 1 - window - first) if window > 0 else 0
-            high = max(0, min(width, position + 1 - first))
-            maxima[r], part_totals[r] = softmax.weigh(scores[r], min(low, width), high, width)
+            own = begin + r // group
+            columns = padded(seen(r // TILE_ROWS * TILE_ROWS, begin, group, width), LANES)
+            low = max(0, own + 1 - window) if window > 0 else 0
+            high = max(0, min(columns, own + 1))
+            maxima[r], part_totals[r] = softmax.weigh(scores[r], min(low, columns), high, columns)
         if has_scales(cache):
             _scale(scores, num_rows, width, scales[1])
-        multiply(scores[:, : min(width, _STRIP)], values, part)
-        for k in range(_STRIP, width, _STRIP):
-            multiply_add(scores[:, k : min(k + _STRIP, width)], values[k:], part)
+        multiply(scores, values, begin, group, width, part)
         for r in range(num_rows):
             highest[r], before, factor = softmax.factors(highest[r], maxima[r], part_totals[r])
             befores[r], factors[r] = before, factor
@@ -126,7 +127,8 @@ def _work(counter: Any, query: Any, num_heads: Any, cache: Any, shape: Any, laye
     scores = np.zeros((most_rows, TILE_KEYS), np.float32)
     part, sums = np.zeros((most_rows, most_columns), np.float32), np.zeros((most_rows, most_columns), np.float32)
     state = np.zeros((6, most_rows), np.float32)
-    keys, values = np.zeros((tile.shape[1], TILE_KEYS), np.float32), np.zeros((TILE_KEYS, most_columns), np.float32)
+    keys = np.zeros((TILE_KEYS // SCORE_COLUMNS, tile.shape[1], SCORE_COLUMNS), np.float32)
+    values = np.zeros((TILE_KEYS, most_columns), np.float32)
     scales = np.zeros((2, TILE_KEYS), np.float32)
     while True:
         s, first, head = _locate(next_piece(counter), query_starts, num_kv_heads)

@@ -7,36 +7,31 @@ from kvasir.kernels.cpu.simd import LANES, TILE_ROWS
 from kvasir.kernels.cpu.softmax import CHAINS
 
 # With the sums of all rows in registers; those of two chains, and of two more that are done.
-TILE_COLUMNS, _SCORE_COLUMNS = (4 * LANES, 2 * LANES) if IS_WIDE else (2 * LANES, LANES)
+TILE_COLUMNS, SCORE_COLUMNS = (4 * LANES, 2 * LANES) if IS_WIDE else (2 * LANES, LANES)
 
 _FUSE = ("contract",)  # one fused multiply-add
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _VECTOR = ir.VectorType(_F32, LANES)
 
 
-def _multiplies(adds: bool) -> Any:
-    def multiply(typing: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, c: Any, c_stride: Any, depth: Any) -> Any:
-        """c[R, C] (+)= a[R, depth] @ b[depth, C], by address, floats a row. R = TILE_ROWS, C = TILE_COLUMNS"""
+@intrinsic
+def _multiply_tile(typing: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, c: Any, c_stride: Any, depth: Any) -> Any:
+    """c[R, C] = a[R, depth] @ b[depth, C], by address, floats a row. R = TILE_ROWS, C = TILE_COLUMNS"""
 
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            tile = _Tile(builder, TILE_COLUMNS, *arguments)
-            tile.store(*tile.chains((0,), 1, tile.loaded() if adds else None))
-            return context.get_dummy_value()
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        tile = _Tile(builder, TILE_COLUMNS, *arguments)
+        tile.store(*tile.chains((0,), 1))
+        return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 7), codegen
-
-    return intrinsic(multiply)
-
-
-_multiply_tile, _add_tile = _multiplies(False), _multiplies(True)
+    return types.void(*[types.int64] * 7), codegen
 
 
 @intrinsic
 def _score_tile(typing: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, c: Any, c_stride: Any, depth: Any) -> Any:
-    """c[R, C] = a[R, depth] @ b[depth, C], each sum in CHAINS. C = _SCORE_COLUMNS, depth: a multiple of CHAINS"""
+    """c[R, C] = a[R, depth] @ b[depth, C], each sum in CHAINS. C = SCORE_COLUMNS, depth: a multiple of CHAINS"""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        tile = _Tile(builder, _SCORE_COLUMNS, *arguments)
+        tile = _Tile(builder, SCORE_COLUMNS, *arguments)
         even, odd = (tile.added(*tile.chains((first, first + 2), CHAINS)) for first in range(2))
         tile.store(tile.added(even, odd))
         return context.get_dummy_value()
@@ -53,14 +48,12 @@ class _Tile:
         self._a, self._b, self._c = (builder.inttoptr(address, _F32.as_pointer()) for address in (a, b, c))
         self._a_stride, self._b_stride, self._c_stride = a_stride, b_stride, c_stride
 
-    def chains(self, firsts: tuple[int, ...], step: int, sums: list[Any] | None = None) -> list[list[Any]]:
-        """For each of `firsts`: `sums` and the products of k = first, first + step, ..., one after the other"""
+    def chains(self, firsts: tuple[int, ...], step: int) -> list[list[Any]]:
+        """For each of `firsts`: the products of k = first, first + step, ..., added one after the other"""
         builder, width = self._builder, len(self._vectors)
-        starts = sums or [ir.Constant(_VECTOR, None)] * (TILE_ROWS * width)
-        cells = [[cgutils.alloca_once(builder, _VECTOR) for _ in starts] for _ in firsts]
-        for chain in cells:
-            for value, cell in zip(starts, chain, strict=True):
-                builder.store(value, cell)
+        cells = [[cgutils.alloca_once(builder, _VECTOR) for _ in range(TILE_ROWS * width)] for _ in firsts]
+        for cell in (cell for chain in cells for cell in chain):
+            builder.store(ir.Constant(_VECTOR, None), cell)
         zero, stride = ir.Constant(_I64, 0), ir.Constant(_I64, step)
         with cgutils.for_range_slice(builder, zero, self._depth, stride, intp=_I64) as (start, _):
             for first, chain in zip(firsts, cells, strict=True):
@@ -75,9 +68,6 @@ class _Tile:
 
     def added(self, sums: list[Any], others: list[Any]) -> list[Any]:
         return [self._builder.fadd(*pair) for pair in zip(sums, others, strict=True)]
-
-    def loaded(self) -> list[Any]:
-        return [self._builder.load(place, align=4) for place in self._places()]
 
     def store(self, sums: list[Any]) -> None:
         for value, place in zip(sums, self._places(), strict=True):
@@ -102,34 +92,38 @@ class _Tile:
 
 
 @strict
-def multiply(a: Any, b: Any, c: Any) -> None:
-    """c[R, C] = a[R, K] @ b[K, C], k by k. R is a multiple of TILE_ROWS, C of TILE_COLUMNS; a row lies in one piece."""
-    for column in range(0, c.shape[1], TILE_COLUMNS):
-        for row in range(0, c.shape[0], TILE_ROWS):
-            _multiply_tile(*_places(a, b, c, row, column), a.shape[1])
+def seen(row: Any, begin: Any, group: Any, width: Any) -> Any:
+    """How many columns the TILE_ROWS rows from `row` on need. Row r sees those before begin + r // group + 1"""
+    return max(0, min(begin + (row + TILE_ROWS - 1) // group + 1, width))
 
 
 @strict
-def multiply_add(a: Any, b: Any, c: Any) -> None:
-    """c += a @ b, as `multiply` has it"""
-    for column in range(0, c.shape[1], TILE_COLUMNS):
-        for row in range(0, c.shape[0], TILE_ROWS):
-            _add_tile(*_places(a, b, c, row, column), a.shape[1])
+def score(queries: Any, keys: Any, begin: Any, group: Any, width: Any, scores: Any) -> None:
+    """scores[R, : width] = queries[R, D] @ keys, where they are seen
 
-
-@strict
-def score(queries: Any, keys: Any, width: Any, scores: Any) -> None:
-    """scores[R, : width] = queries[R, D] @ keys[D, : width]. R is a multiple of TILE_ROWS, `width` of TILE_COLUMNS"""
-    for column in range(0, width, _SCORE_COLUMNS):
+    keys: [columns / SCORE_COLUMNS, D, SCORE_COLUMNS]. R is a multiple of TILE_ROWS, `width` of SCORE_COLUMNS
+    """
+    for column in range(0, width, SCORE_COLUMNS):
         for row in range(0, scores.shape[0], TILE_ROWS):
-            _score_tile(*_places(queries, keys, scores, row, column), queries.shape[1])
+            if seen(row, begin, group, width) > column:
+                _score_tile(
+                    queries.ctypes.data + row * queries.strides[0], queries.strides[0] // 4,
+                    keys.ctypes.data + column // SCORE_COLUMNS * keys.strides[0], SCORE_COLUMNS,
+                    scores.ctypes.data + row * scores.strides[0] + 4 * column, scores.strides[0] // 4, queries.shape[1],
+                )  # fmt: skip
 
 
 @strict
-def _places(a: Any, b: Any, c: Any, row: Any, column: Any) -> Any:
-    """Of a tile, with floats a row"""
-    a_stride, b_stride, c_stride = a.strides[0], b.strides[0], c.strides[0]
-    return (
-        a.ctypes.data + row * a_stride, a_stride // 4, b.ctypes.data + 4 * column, b_stride // 4,
-        c.ctypes.data + row * c_stride + 4 * column, c_stride // 4,
-    )  # fmt: skip
+def multiply(weights: Any, values: Any, begin: Any, group: Any, width: Any, out: Any) -> None:
+    """out[R, C] = weights[R, : width] @ values[: width, C], of what is seen, column by column of the weights
+
+    R is a multiple of TILE_ROWS, C of TILE_COLUMNS.
+    """
+    for first in range(0, out.shape[1], TILE_COLUMNS):
+        for row in range(0, out.shape[0], TILE_ROWS):
+            _multiply_tile(
+                weights.ctypes.data + row * weights.strides[0], weights.strides[0] // 4,
+                values.ctypes.data + 4 * first, values.strides[0] // 4,
+                out.ctypes.data + row * out.strides[0] + 4 * first, out.strides[0] // 4,
+                seen(row, begin, group, width),
+            )  # fmt: skip

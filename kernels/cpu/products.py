@@ -1,31 +1,24 @@
-"""Products with packed weights, x @ weight.T + bias: the compiled loops over panels of outputs and tiles of rows."""
+"""Products with packed weights, x @ weight.T + bias: the compiled loops over panels of outputs and tiles of rows.
+
+Few rows take each panel as it comes from memory; many rows go in blocks.
+"""
 
 from typing import Any
 
 import numpy as np
 
 from kvasir.kernels.cpu.compiling import carray, compiled, lazy_loop
-from kvasir.kernels.cpu.panel_tile import (
-    PANEL,
-    ROWS,
-    SPAN,
-    SPAN_ROWS,
-    expand_panel,
-    has_groups,
-    multiply_panel,
-    multiply_span,
-)
-from kvasir.kernels.cpu.simd import float32_array, int8_array, next_piece, padded, uint8_array, uint16_array
+from kvasir.kernels.cpu.panel_tile import PANEL, ROWS, has_groups, multiply_panel
+from kvasir.kernels.cpu.row_blocks import expand_slab, multiply_many
+from kvasir.kernels.cpu.simd import float32_array, int8_array, next_piece, uint8_array, uint16_array
 
 # Shapes: T tokens  I inputs  O outputs  P panels of PANEL outputs  G groups of inputs with scales of their own
 MOST_PIECES = 32
 _MOST_ROWS = ROWS[-1]
 _FEWER_ROWS = ROWS[-2]
 _AHEAD_BYTES = 8192
-_MANY_ROWS = 128  # from here on, rows go in blocks
+_MANY_ROWS = 64  # from here on, rows go in blocks
 _INPUTS_AT_ONCE = 384  # of a panel in groups that several tiles share
-_ROWS_OF_A_BLOCK, _BYTES_OF_A_BLOCK = 192, 512 << 10
-_INPUTS_OF_A_SLAB = 192
 
 
 @compiled
@@ -60,20 +53,6 @@ def _write(sums: Any, start: Any, count: Any, first_output: Any, width: Any, bia
 
 
 @compiled
-def _expand_slab(panels: Any, p: Any, scales: Any, scale_bytes: Any, group_size: Any, first: Any, count: Any,
-                 slab: Any) -> None:  # fmt: skip
-    """slab[k] = input first + k of the panel, as float32"""
-    panel, panel_scales = panels.ctypes.data + p * panels.strides[0], scales.ctypes.data + p * scales.strides[0]
-    k = first
-    while k < first + count:
-        group = k // group_size
-        length = min((group + 1) * group_size, first + count) - k
-        place = slab.ctypes.data + (k - first) * 4 * PANEL
-        expand_panel(panels, panel, panel_scales + group * scale_bytes, k, length, place)
-        k += length
-
-
-@compiled
 def _multiply_expanded(x: Any, panels: Any, p: Any, next_panel: Any, scales: Any, scale_bytes: Any, group_size: Any,
                        slab: Any, sums: Any) -> None:  # fmt: skip
     """sums = x @ panel p, slab by slab of its inputs: each becomes float32 once for all tiles"""
@@ -85,7 +64,7 @@ def _multiply_expanded(x: Any, panels: Any, p: Any, next_panel: Any, scales: Any
             sums[r, c] = 0
     for first in range(0, num_inputs, len(slab)):
         count = min(len(slab), num_inputs - first)
-        _expand_slab(panels, p, scales, scale_bytes, group_size, first, count, slab)
+        expand_slab(panels, p, scales, scale_bytes, group_size, first, count, slab)
         ahead, ahead_step = next_panel + first * input_bytes, input_bytes  # the first tile fetches the next panel
         t = 0
         while t < num_tokens:
@@ -148,68 +127,13 @@ def _multiply_few(counter: Any, x: Any, panels: Any, scales: Any, group_size: An
 
 
 @compiled
-def _multiply_rows(x: Any, start: Any, stop: Any, panels: Any, span: Any, is_float32: Any, scales: Any, group_size: Any,
-                   bias: Any, has_bias: Any, out: Any, slab: Any, sums: Any) -> None:  # fmt: skip
-    """out[start:stop] of SPAN panels, slab by slab of their inputs: each slab is expanded once for all of these rows"""
-    num_inputs = x.shape[1]
-    scale_bytes = scales.shape[1] // ((num_inputs + group_size - 1) // group_size)
-    p, other = SPAN * span, min(SPAN * span + 1, panels.shape[0] - 1)
-    for t in range(stop - start):
-        for c in range(SPAN * PANEL):
-            sums[t, c] = 0
-    for first in range(0, num_inputs, slab.shape[1]):
-        count = min(slab.shape[1], num_inputs - first)
-        weights = panels.ctypes.data + p * panels.strides[0] + first * 4 * PANEL
-        stride = (other - p) * panels.strides[0]
-        if not is_float32:
-            _expand_slab(panels, p, scales, scale_bytes, group_size, first, count, slab[0])
-            if SPAN > 1:
-                _expand_slab(panels, other, scales, scale_bytes, group_size, first, count, slab[1])
-            weights, stride = slab.ctypes.data, slab.strides[0]
-        for t in range(start, stop, SPAN_ROWS):
-            multiply_span(
-                x.ctypes.data + t * x.strides[0] + first * 4, x.strides[0] // 4, min(SPAN_ROWS, stop - t),
-                weights, stride, count, sums.ctypes.data + (t - start) * sums.strides[0],
-            )  # fmt: skip
-    first_output = p * PANEL
-    width = min(SPAN * PANEL, out.shape[1] - first_output)
-    for t in range(start, stop):
-        if has_bias:
-            for c in range(width):
-                out[t, first_output + c] = sums[t - start, c] + bias[first_output + c]
-        else:
-            for c in range(width):
-                out[t, first_output + c] = sums[t - start, c]
-
-
-@compiled
-def _multiply_many(counter: Any, x: Any, panels: Any, is_float32: Any, scales: Any, group_size: Any, bias: Any,
-                   has_bias: Any, out: Any) -> None:  # fmt: skip
-    """A piece is SPAN panels and as many rows of x as stay in the second cache while panel after panel passes."""
-    num_tokens, num_inputs = x.shape
-    num_spans = (panels.shape[0] + SPAN - 1) // SPAN
-    most = max(SPAN_ROWS, min(_ROWS_OF_A_BLOCK, _BYTES_OF_A_BLOCK // (4 * num_inputs)))
-    num_blocks = (num_tokens + most - 1) // most
-    block = padded((num_tokens + num_blocks - 1) // num_blocks, SPAN_ROWS)
-    slab = np.empty((2, _INPUTS_OF_A_SLAB, PANEL), np.float32)
-    sums = np.empty((block, SPAN * PANEL), np.float32)
-    while True:
-        piece = next_piece(counter)
-        start = piece // num_spans * block
-        if start >= num_tokens:
-            return
-        _multiply_rows(x, start, min(start + block, num_tokens), panels, piece % num_spans, is_float32, scales,
-                       group_size, bias, has_bias, out, slab, sums)  # fmt: skip
-
-
-@compiled
 def _multiply(counter: Any, x: Any, panels: Any, is_float32: Any, scales: Any, group_size: Any, bias: Any,
               has_bias: Any, out: Any) -> None:  # fmt: skip
     """panels [P, elements of a panel]; scales [P, bytes of a panel's scales], group by group"""
     if x.shape[0] < _MANY_ROWS:
         _multiply_few(counter, x, panels, scales, group_size, bias, has_bias, out)
     else:
-        _multiply_many(counter, x, panels, is_float32, scales, group_size, bias, has_bias, out)
+        multiply_many(counter, x, panels, is_float32, scales, group_size, bias, has_bias, out)
 
 
 # Arguments: [counter, T, I, O, x, panels, P, elements of a panel, scales, bytes of a panel's scales, group size,

@@ -4,7 +4,7 @@ import torch
 from kvasir.kernels.linear import PackedLinear, Quantization, linear_reference, quantizing
 from kvasir.kernels.quantized import GroupedWeight, joined, quantize
 
-ROWS = [*range(1, 27), 33, 70, 128, 391]  # the last in blocks of rows
+ROWS = [*range(1, 27), 33, 63, 64, 71, 391]  # the last three in blocks of rows
 ODD_SHAPES = [(1, 1), (31, 5), (33, 64), (100, 72), (64, 97), (1030, 40)]  # outputs, inputs
 
 
@@ -57,6 +57,17 @@ def test_many_outputs_and_inputs() -> None:
     for num_tokens in (1, 17, 100, 200):
         x = torch.randn(num_tokens, 1536)
         torch.testing.assert_close(linear(x), linear_reference(x, weight), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("how", ["none", "fp16", "int8", "int4"])
+def test_more_inputs_than_stay_in_the_cache(how: Quantization) -> None:
+    weight, bias, x = torch.randn(100, 3200), torch.randn(100), torch.randn(71, 3200)
+    with quantizing(how):
+        linear = PackedLinear(weight, bias)
+    seen = {"none": weight, "fp16": weight.half().float()}.get(how)
+    if seen is None:
+        seen = quantize(weight, int(how.removeprefix("int"))).dequantized()
+    torch.testing.assert_close(linear(x), linear_reference(x, seen, bias), rtol=1e-4, atol=1e-3)
 
 
 def test_other_dtypes_are_plain_products() -> None:
