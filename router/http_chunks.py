@@ -2,7 +2,8 @@
 without waiting for a turn.
 
 A write goes through the kernel and wakes whoever reads. So nothing is written at once, but when those who make it have
-come to an end: the chunks of a node's step, all made by then; the head of an answer, its opening and its first token.
+come to an end, or a few connections wait: the chunks of a node's step; the head of an answer, its opening and its first
+token.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 WRITE_CHUNK = "kvasir.write_chunk"  # in a scope: its ChunkWriter
 
+_MAX_WAITING = 8  # connections; with more, the first of a large step would wait for the last
 _MAX_GATHERED_BYTES = 64 << 10  # of one connection; more is the transport's business, which stops whoever writes
 
 
@@ -26,6 +28,8 @@ class Outbox:
     def put(self, connection: "GatheringTransport") -> None:
         if not self._connections:
             asyncio.get_running_loop().call_soon(self._flush)
+        elif len(self._connections) >= _MAX_WAITING:
+            self._flush()
         self._connections.append(connection)
 
     def _flush(self) -> None:

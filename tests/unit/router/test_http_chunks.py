@@ -57,6 +57,17 @@ async def test_all_is_written_when_it_is_made_and_what_belongs_together_at_once(
     assert connections.written[2:] == [("one", b"more")]
 
 
+async def test_with_many_connections_the_first_do_not_wait_for_the_last() -> None:
+    connections = Connections()
+    all_of_them = [connections.new(str(number))[1] for number in range(20)]
+    for connection in all_of_them:
+        connection.write(b"head ")
+        connection.write(b"chunk")
+    assert connections.written == [(str(number), b"head chunk") for number in range(16)]
+    await asyncio.sleep(0)
+    assert connections.written == [(str(number), b"head chunk") for number in range(20)]
+
+
 async def test_a_chunk_goes_out_as_http_has_it_behind_what_was_sent_before() -> None:
     connections = Connections()
     _, connection = connections.new("one")
