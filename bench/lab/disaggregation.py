@@ -4,7 +4,6 @@ The same requests at the same (Poisson) times to each set-up in turn, at rising 
 what the colocated node needs for one request at a time. Points are added to those of earlier runs in the folder.
 """
 
-import json
 import random
 import statistics
 import sys
@@ -12,14 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from kvasir.bench.command_line import positive, several
 from kvasir.bench.lab.disaggregation_report import COLOCATED, DISAGGREGATED, Point, Unloaded, as_markdown, draw
 from kvasir.bench.lab.greedy_load import as_prompt, greedy_load
 from kvasir.bench.lab.local_cluster import local_cluster
 from kvasir.bench.lab.machine import Quiet
-from kvasir.bench.lab.page import lab_parser, write_page
+from kvasir.bench.lab.page import keep, kept, lab_parser
 from kvasir.bench.lab.prompts import random_prompt
 from kvasir.bench.report import samples_s, timelines_of
 from kvasir.bench.timeline import percentile
@@ -54,8 +52,7 @@ def main(argv: list[str]) -> int:
         add(f"--{name}", metavar="URL", help="of one that runs already, warmed up (default: one is started)")
     options = parser.parse_args(argv)
     shape, quiet = Shape(options.input_len, options.output_len), Quiet()
-    file = options.output / "disaggregation.json"
-    unloaded, points, quiet.shares = read_earlier(file, shape)
+    unloaded, points, quiet.shares = read_earlier(options.output, shape)
     with ExitStack() as stack:
         urls = {COLOCATED: options.colocated, DISAGGREGATED: options.disaggregated}
         for name, url in urls.items():
@@ -70,7 +67,7 @@ def main(argv: list[str]) -> int:
                 quiet.look()
                 points.append(measure(name, url, rate, shape, options.seconds, f"{seed} {rate}"))
                 print(points[-1].line(), file=sys.stderr)
-    write(file, quiet, shape, unloaded, points)
+    write(options.output, quiet, shape, unloaded, points)
     return 0
 
 
@@ -103,27 +100,23 @@ def measure(name: str, url: str, rate: float, shape: Shape, seconds: float, seed
     )
 
 
-def read_earlier(file: Path, shape: Shape) -> tuple[list[Unloaded], list[Point], list[float]]:
+def read_earlier(folder: Path, shape: Shape) -> tuple[list[Unloaded], list[Point], list[float]]:
     """What other runs found for requests of this shape; and how busy the machine was with other things."""
-    if not file.exists():
-        return [], [], []
-    earlier: dict[str, Any] = json.loads(file.read_text())
-    if earlier["shape"] != asdict(shape):
+    earlier = kept(folder, "disaggregation")
+    if earlier.get("shape") != asdict(shape):
         return [], [], []
     unloaded = [Unloaded(**one) for one in earlier["unloaded"]]
     return unloaded, [Point.from_json(one) for one in earlier["points"]], earlier.get("busy", [])
 
 
-def write(file: Path, quiet: Quiet, shape: Shape, unloaded: Sequence[Unloaded], points: Sequence[Point]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
+def write(folder: Path, quiet: Quiet, shape: Shape, unloaded: Sequence[Unloaded], points: Sequence[Point]) -> None:
     about = quiet.about_machine()
-    everything = {
+    found = {
         "machine": about,
         "busy": quiet.shares,
         "shape": asdict(shape),
         "unloaded": [asdict(one) for one in unloaded],
         "points": [asdict(one) for one in points],
     }
-    file.write_text(json.dumps(everything, indent=1) + "\n")
-    draw(file.with_suffix(".png"), unloaded, points)
-    write_page(file.parent, "disaggregation.md", as_markdown(about, asdict(shape), unloaded, points))
+    keep(folder, "disaggregation", found, as_markdown(about, asdict(shape), unloaded, points))
+    draw(folder / "disaggregation.png", unloaded, points)

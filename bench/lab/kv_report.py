@@ -1,13 +1,12 @@
 """What was measured, as numbers and as a table. Each run measures what it is asked to; what others found stays."""
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvasir.bench.lab.page import write_page
+from kvasir.bench.lab.page import keep, kept
 from kvasir.bench.lab.rounds import median_ratio
 from kvasir.bench.markdown import facts, table
 
@@ -58,17 +57,11 @@ class Result:
 
 def write_results(folder: Path, results: Sequence[Result], sections: Mapping[str, Sequence[str]]) -> None:
     """sections: what has no contenders, by its name, in lines. Cases and sections of earlier runs are kept."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "kv.json"
-    earlier = json.loads(file.read_text()) if file.exists() else {"results": [], "sections": {}}
-    by_name = {(result.case, result.size): result for result in map(Result.from_json, earlier["results"])}
-    by_name |= {(result.case, result.size): result for result in results}
-    everything = {
-        "results": [asdict(result) for result in by_name.values()],
-        "sections": earlier["sections"] | {name: list(lines) for name, lines in sections.items()},
-    }
-    file.write_text(json.dumps(everything, indent=1) + "\n")
-    write_page(folder, "kv.md", as_markdown(list(by_name.values()), everything["sections"]))
+    earlier = kept(folder, "kv") or {"results": [], "sections": {}}
+    by_name = {(one.case, one.size): one for one in (*map(Result.from_json, earlier["results"]), *results)}
+    all_sections = earlier["sections"] | {name: list(lines) for name, lines in sections.items()}
+    found = {"results": [asdict(result) for result in by_name.values()], "sections": all_sections}
+    keep(folder, "kv", found, as_markdown(list(by_name.values()), all_sections))
 
 
 def as_markdown(results: Sequence[Result], sections: Mapping[str, Sequence[str]]) -> str:

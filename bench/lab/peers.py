@@ -22,7 +22,7 @@ from typing import Any
 
 from kvasir.bench.command_line import positive, several
 from kvasir.bench.lab.machine import Quiet
-from kvasir.bench.lab.page import lab_parser
+from kvasir.bench.lab.page import kept, lab_parser
 from kvasir.bench.lab.peers_http import measure_endpoint, texts_of
 from kvasir.bench.lab.peers_report import REFERENCE, Measurement, as_markdown
 from kvasir.bench.lab.prompts import random_prompt
@@ -96,9 +96,9 @@ class Found:
     busy: list[float] = field(default_factory=list)  # with other things: the machine's share, before each turn
 
     @classmethod
-    def read(cls, file: Path, shape: tuple[int, int]) -> "Found":
+    def read(cls, folder: Path, shape: tuple[int, int]) -> "Found":
         """What other runs found for requests of this shape."""
-        earlier = json.loads(file.read_text()) if file.exists() else {}
+        earlier = kept(folder, "peers")
         if tuple(earlier.get("shape", ())) != shape:
             return cls(shape)
         measurements = [Measurement(**one) for one in earlier["measurements"]]
@@ -140,7 +140,7 @@ def main(argv: list[str]) -> int:
     command = f"{shlex.quote(sys.executable)} -m kvasir.bench.lab.peer_command"
     peers = [Peer(name, f"{command} {name} {{workload}}") for name in options.ours] + options.peers
     file, quiet = options.output / "peers.json", Quiet()
-    found = Found.read(file, (options.input_len, options.output_len))
+    found = Found.read(options.output, (options.input_len, options.output_len))
     quiet.shares, text = found.busy, ""
     for _ in range(options.rounds):
         for peer in peers:

@@ -4,7 +4,6 @@ Contenders take turns within every round, so that whatever else the machine does
 medians over the rounds and their ratios. Written to a folder as JSON and as a table.
 """
 
-import json
 import random
 import statistics
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from kvasir.bench.lab.cluster_cases import Figure, hop_figures, transfer_figures
 from kvasir.bench.lab.contenders import CASES, Case, Contender, EngineContender, TransformersContender
 from kvasir.bench.lab.local_cluster import ClusterContender, local_cluster
 from kvasir.bench.lab.machine import about_machine, let_threads_sleep
-from kvasir.bench.lab.page import as_page, lab_parser, write_page
+from kvasir.bench.lab.page import as_page, keep, lab_parser
 from kvasir.bench.lab.prompts import random_prompt
 from kvasir.bench.lab.rounds import in_turns
 from kvasir.bench.markdown import table
@@ -73,13 +72,12 @@ def cluster_figures(cluster: ClusterContender) -> list[Figure]:
 def write_results(folder: Path, samples: Samples, figures: Mapping[str, Sequence[Figure]], num_rounds: int) -> None:
     packages = {name: version(name) for name in ("torch", "transformers", "numba")}
     about = about_machine() | packages | {"rounds": num_rounds}
-    everything = {
+    found = {
         "machine": about,
         "comparisons": samples,
-        "cluster": {name: [asdict(figure) for figure in found] for name, found in figures.items()},
+        "cluster": {name: [asdict(figure) for figure in own] for name, own in figures.items()},
     }
-    write_page(folder, "serving.md", as_markdown(about, samples, figures))
-    (folder / "serving.json").write_text(json.dumps(everything, indent=2) + "\n")
+    keep(folder, "serving", found, as_markdown(about, samples, figures))
 
 
 def as_markdown(about: Mapping[str, object], samples: Samples, figures: Mapping[str, Sequence[Figure]]) -> str:
