@@ -1,4 +1,5 @@
-"""Files by their descriptors: closed in time, read and written to the end. All calls block, and raise OSError."""
+"""Files and sockets by their descriptors: closed in time, read and written to the end. All calls block, and raise
+OSError."""
 
 import os
 
@@ -19,6 +20,7 @@ class Descriptor:
 
 
 def write_all(file: int, parts: list[memoryview]) -> None:
+    """Empties the list."""
     while parts:
         num_written = os.writev(file, parts)
         while parts and num_written >= parts[0].nbytes:

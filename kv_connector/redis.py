@@ -6,7 +6,6 @@ that comes over a network; what it refuses or does not answer raises, and the co
 
 import logging
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
 from typing import Any, Literal
 
 from kvasir.common.errors import KVTransferError
@@ -74,13 +73,11 @@ class RedisConnector:
 
         return await self._asking.start(ask).outcome()
 
-    async def fetch(
+    def fetch(
         self, keys: Sequence[StoreKey], *, land: Land | None = None
     ) -> AsyncGenerator[tuple[StoreKey, Frame | None]]:
         assert self._reader is not None, "opened"
-        async with aclosing(self._reader.fetch(keys, land)) as frames:
-            async for item in frames:
-                yield item
+        return self._reader.fetch(keys, land)
 
     def _read(self, job: Job[Any], keys: Sequence[StoreKey], places: Sequence[memoryview]) -> Sizes:
         with self.pool.link(job) as link:

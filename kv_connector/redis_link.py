@@ -23,6 +23,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from kvasir.common.errors import KVTransferError
+from kvasir.kv_connector.descriptors import write_all
 
 _SCRATCH_BYTES = 64 << 10
 _MAX_LINE_BYTES = 4096
@@ -72,7 +73,7 @@ class RedisLink:
         """All of it. The parts are not touched any more when this returns or raises."""
         try:
             if self._is_plain:
-                _send_gathered(self._socket, [memoryview(part) for part in parts])
+                write_all(self._socket.fileno(), [memoryview(part) for part in parts])
             else:
                 for part in _joined(parts):
                     self._socket.sendall(part)
@@ -192,14 +193,17 @@ class RedisLink:
 
 
 def command(*words: bytes) -> bytes:
-    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+    return b"*%d\r\n" % len(words) + _bulk(words)
 
 
 def command_around(*words: bytes, value_bytes: int, after: Sequence[bytes] = ()) -> tuple[bytes, bytes]:
     """What stands before and behind the one argument that is large, a command's words before and after it given."""
-    head = b"*%d\r\n" % (len(words) + 1 + len(after))
-    head += b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words) + b"$%d\r\n" % value_bytes
-    return head, _END + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in after)
+    head = b"*%d\r\n" % (len(words) + 1 + len(after)) + _bulk(words) + b"$%d\r\n" % value_bytes
+    return head, _END + _bulk(after)
+
+
+def _bulk(words: Sequence[bytes]) -> bytes:
+    return b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
 
 def _let_the_kernel_wait(sock: socket.socket, timeout_s: float) -> None:
@@ -208,15 +212,6 @@ def _let_the_kernel_wait(sock: socket.socket, timeout_s: float) -> None:
     seconds, microseconds = divmod(max(1, round(timeout_s * 1e6)), 1_000_000)  # zero would be for ever
     for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         sock.setsockopt(socket.SOL_SOCKET, limit, struct.pack("@ll", seconds, microseconds))
-
-
-def _send_gathered(sock: socket.socket, parts: list[memoryview]) -> None:
-    while parts:
-        num_sent = sock.sendmsg(parts)
-        while parts and num_sent >= parts[0].nbytes:
-            num_sent -= parts.pop(0).nbytes
-        if parts:
-            parts[0] = parts[0][num_sent:]
 
 
 def _joined(parts: Sequence[Part]) -> list[Part]:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -55,9 +55,9 @@ class SharedStorageConnector:
             raise ValueError(f"a quota of {self._max_quota_bytes} bytes holds no block of {max_bytes}")
         self._reader = StoreReader(self._moving, Trays(max_bytes), ALIGNMENT, self._read)
         try:
-            await self._asking.start(lambda job: self._folder.prepare()).outcome()
-        except OSError as error:
-            log.warning("shared storage is not ready yet: %s", error)
+            await self._ask(self._folder.prepare)
+        except KVTransferError as error:
+            log.warning("not ready yet: %s", error)
         self._looks = asyncio.create_task(self._look_now_and_then())
 
     async def close(self) -> None:
@@ -74,13 +74,12 @@ class SharedStorageConnector:
         waiting = _Shared(frames)
         jobs = [self._moving.start(self._write, waiting, 1)]
         try:
-            await jobs[0].outcome()
-            num_more = _NUM_WRITING if jobs[0].has_waited else 1
-            jobs += [self._moving.start(self._write, waiting) for _ in range(num_more)]
-            for job in jobs[1:]:
-                await job.outcome()
-        except OSError as error:
-            raise KVTransferError(f"shared storage: {error}") from error
+            with _transfer_errors():
+                await jobs[0].outcome()
+                num_more = _NUM_WRITING if jobs[0].has_waited else 1
+                jobs += [self._moving.start(self._write, waiting) for _ in range(num_more)]
+                for job in jobs[1:]:
+                    await job.outcome()
         finally:
             for job in jobs:
                 job.call_off()
@@ -99,19 +98,14 @@ class SharedStorageConnector:
 
         return await self._ask(look)
 
-    async def fetch(
+    def fetch(
         self, keys: Sequence[StoreKey], *, land: Land | None = None
     ) -> AsyncGenerator[tuple[StoreKey, Frame | None]]:
         assert self._reader is not None, "opened"
-        try:
-            async with aclosing(self._reader.fetch(keys, land)) as frames:
-                async for item in frames:
-                    yield item
-        except OSError as error:
-            raise KVTransferError(f"shared storage: {error}") from error
+        return self._reader.fetch(keys, land)
 
     def _read(self, job: Job[Any], keys: Sequence[StoreKey], places: Sequence[memoryview]) -> Sizes:
-        with suppress(FileNotFoundError), self._folder.opened() as folder:
+        with _transfer_errors(), suppress(FileNotFoundError), self._folder.opened() as folder:
             for index, (key, place) in enumerate(zip(keys, places, strict=True)):
                 job.check()
                 yield index, folder.read(key, place)
@@ -128,10 +122,8 @@ class SharedStorageConnector:
         def call(job: Job[T]) -> T:
             return function()
 
-        try:
+        with _transfer_errors():
             return await self._asking.start(call).outcome()
-        except OSError as error:
-            raise KVTransferError(f"shared storage: {error}") from error
 
     def _write(self, job: Job[None], frames: "_Shared[tuple[StoreKey, Frame]]", most: int | None = None) -> None:
         with self._folder.opened(is_made=True) as folder:
@@ -149,6 +141,14 @@ class SharedStorageConnector:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._look_interval_s):
                     await self._look_now.wait()
+
+
+@contextmanager
+def _transfer_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise KVTransferError(f"shared storage: {error}") from error
 
 
 class _Shared(Iterator[T]):
