@@ -38,7 +38,7 @@ class BatchInputs:
 
 
 def decodes_first(plan: StepPlan) -> list[Chunk]:
-    """The order in which `build_batch` wants the chunks."""
+    """The order in which `host_batch` wants the chunks."""
     return sorted(plan.chunks, key=lambda chunk: chunk.num_tokens > 1)
 
 

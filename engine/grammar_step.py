@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 
 from kvasir.common.errors import InvalidRequest
 from kvasir.engine.request import Request, RequestId
@@ -49,13 +48,13 @@ def _known(error: BaseException) -> InvalidRequest:
     return InvalidRequest("the grammar cannot be followed")
 
 
-def advanced(request: Request, sampled: Sampled) -> Sampled:
-    """The same, its token taken; marked where the grammar allows no other after it. Stop tokens are not its affair."""
-    matcher = request.matcher
-    if matcher is None or sampled.token_ids[-1] in request.sampling.stop_token_ids:
-        return sampled
+def taken_by_grammar(request: Request, token_id: int) -> Sampled:
+    """One token further; marked where the grammar allows no other after it. Stop tokens are not its affair."""
+    assert request.matcher is not None
+    if token_id in request.sampling.stop_token_ids:
+        return Sampled((token_id,))
     try:
-        matcher.take(sampled.token_ids[-1])
-        return replace(sampled, completes_grammar=matcher.is_complete)
+        request.matcher.take(token_id)
+        return Sampled((token_id,), completes_grammar=request.matcher.is_complete)
     except BaseException as error:  # a panic of the library is no Exception
         return Sampled(error=_known(error))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kvasir.common.errors import InvalidRequest
-from kvasir.engine.grammar_step import Masks, advanced, next_mask
+from kvasir.engine.grammar_step import Masks, next_mask, taken_by_grammar
 from kvasir.engine.request import Request, RequestId
 from kvasir.engine.sampling_row import Mask, SamplingRow, rows_of
 from kvasir.engine.step import PositionLogprobs, Sampled
@@ -56,7 +56,7 @@ def sample(
         elif isinstance(mask, InvalidRequest):
             one = Sampled(error=mask)
         else:
-            one = _taken_by_grammar(request, proposed, tokens[first], logits[mine])
+            one = _taken_one_by_one(request, proposed, tokens[first], logits[mine])
         if request.sampling.logprobs is not None:
             rows_scored[request.sampling.logprobs] += [(first + i, token) for i, token in enumerate(one.token_ids)]
         sampled.append(one)
@@ -79,7 +79,7 @@ def taken(request: Request, proposed: Sequence[int], tokens: Sequence[int]) -> S
     return Sampled(tuple(taken))
 
 
-def _taken_by_grammar(request: Request, proposed: Sequence[int], token: int, logits: Tensor) -> Sampled:
+def _taken_one_by_one(request: Request, proposed: Sequence[int], token: int, logits: Tensor) -> Sampled:
     """The same, where what may come is known only when the token before it is taken. logits [1 + K, V]
 
     token: what it chooses first
@@ -91,7 +91,7 @@ def _taken_by_grammar(request: Request, proposed: Sequence[int], token: int, log
             if isinstance(mask, InvalidRequest):  # this too is found again, with the kept drafts
                 return Sampled(tuple(taken))
             token = _choose(logits[i : i + 1], [_row_behind(request, taken, mask)])[0]
-        one = advanced(request, Sampled((token,))) if token >= 0 else _NOT_FINITE
+        one = taken_by_grammar(request, token) if token >= 0 else _NOT_FINITE
         if not one.token_ids:
             return Sampled(tuple(taken)) if taken else one
         taken.append(token)

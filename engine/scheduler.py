@@ -10,7 +10,7 @@ from kvasir.engine.open_plan import OpenPlan
 from kvasir.engine.preemption import Choice, Loss, Rates, Way, choose_victim, choose_way
 from kvasir.engine.queues import Queues
 from kvasir.engine.request import Phase, Request
-from kvasir.engine.stats import StepTimes
+from kvasir.engine.speeds import StepTimes
 from kvasir.engine.step import Admitted, Chunk, StepPlan
 from kvasir.engine.step_budget import StepBudget
 

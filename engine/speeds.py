@@ -1,7 +1,10 @@
-"""How fast this node computes prompts, learnt from its own steps."""
+"""How fast this node is, learnt from its own steps."""
 
 from kvasir.common.prefill_speed import PrefillSpeed
+from kvasir.engine.stats import StepMetrics
 
+_NEWEST = 0.1  # weight of the newest step in a moving average
+_TELLING = 1.5  # a step that takes hardly longer than one that only decodes says nothing of what its tokens cost
 _KEPT = 0.97  # of a step's weight, when the next one comes
 _MIN_SPREAD = 64.0  # tokens: contexts that differ by less say nothing of what a longer one costs
 
@@ -34,3 +37,33 @@ class PrefillMeter:
         slope = (self._xy / self._weight - mean_x * mean_y) / variance if variance > _MIN_SPREAD**2 else 0.0
         slope = min(max(slope, 0.0), mean_y / mean_x if mean_x else 0.0)  # neither part of the cost is negative
         return PrefillSpeed(mean_y - slope * mean_x, slope)
+
+
+class StepTimes:
+    """Moving averages, and what a prompt costs."""
+
+    def __init__(self) -> None:
+        self.step_time_s = 0.0
+        self.decode_step_s = 0.0
+        self.prefill_tokens_per_s = 0.0
+        self._prefill = PrefillMeter()
+
+    @property
+    def prefill_speed(self) -> PrefillSpeed | None:
+        return self._prefill.speed
+
+    def note(self, step: StepMetrics) -> None:
+        self.step_time_s = _average(self.step_time_s, step.step_time_s)
+        if step.num_prefill_tokens == 0:
+            self.decode_step_s = _average(self.decode_step_s, step.step_time_s)
+        elif step.num_prefill_tokens > step.num_decode_tokens and step.step_time_s > 0:
+            rate = step.num_prefill_tokens / step.step_time_s
+            self.prefill_tokens_per_s = _average(self.prefill_tokens_per_s, rate)
+        if step.step_time_s > _TELLING * self.decode_step_s:
+            decode_s = self.decode_step_s if step.num_decode_tokens else 0.0
+            self._prefill.note(step.num_prefill_tokens, step.sum_of_prefill_positions, step.step_time_s - decode_s)
+
+
+def _average(old: float, new: float) -> float:
+    """The first value counts whole."""
+    return new if old == 0 else old + _NEWEST * (new - old)

@@ -3,10 +3,6 @@
 from dataclasses import dataclass
 
 from kvasir.common.prefill_speed import PrefillSpeed
-from kvasir.engine.speeds import PrefillMeter
-
-STEP_TIME_WEIGHT = 0.1  # of the newest step in the moving average
-_TELLING = 1.5  # a step that takes hardly longer than one that only decodes says nothing of what its tokens cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,33 +49,3 @@ class StepMetrics:
     num_decode_tokens: int  # drafts among them
     queue_s: tuple[float, ...]  # of the requests admitted in this step
     sum_of_prefill_positions: int = 0  # over the prompt tokens in it
-
-
-class StepTimes:
-    """How fast this node is, from its own steps."""
-
-    def __init__(self) -> None:
-        self.step_time_s = 0.0
-        self.decode_step_s = 0.0
-        self.prefill_tokens_per_s = 0.0
-        self._prefill = PrefillMeter()
-
-    @property
-    def prefill_speed(self) -> PrefillSpeed | None:
-        return self._prefill.speed
-
-    def note(self, step: StepMetrics) -> None:
-        self.step_time_s = moving_average(self.step_time_s, step.step_time_s)
-        if step.num_prefill_tokens == 0:
-            self.decode_step_s = moving_average(self.decode_step_s, step.step_time_s)
-        elif step.num_prefill_tokens > step.num_decode_tokens and step.step_time_s > 0:
-            rate = step.num_prefill_tokens / step.step_time_s
-            self.prefill_tokens_per_s = moving_average(self.prefill_tokens_per_s, rate)
-        if step.step_time_s > _TELLING * self.decode_step_s:
-            decode_s = self.decode_step_s if step.num_decode_tokens else 0.0
-            self._prefill.note(step.num_prefill_tokens, step.sum_of_prefill_positions, step.step_time_s - decode_s)
-
-
-def moving_average(old: float, new: float) -> float:
-    """The first value counts whole."""
-    return new if old == 0 else old + STEP_TIME_WEIGHT * (new - old)

@@ -19,7 +19,7 @@ Bytes = NDArray[np.uint8]
 Quantized = Literal["int8", "e4m3"]
 
 FLOAT16_MAX = 65504.0
-E4M3_MAX = 448.0
+INT8_MAX, E4M3_MAX = 127.0, 448.0
 _LOOPS = {
     ("float32", "float16"): "float32_to_float16",
     ("float32", "bfloat16"): "float32_to_bfloat16",
@@ -110,22 +110,23 @@ def convert_reference(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 def quantize_reference(values: Tensor) -> tuple[Tensor, Tensor]:
     """values [R, D] float32 -> scales [R], quantized [R, D] int8"""
-    largest = values.abs().amax(-1)
-    is_finite, is_zero = values.isfinite().all(-1), largest < 2**-101
-    scales = torch.where(is_finite, torch.where(is_zero, 0.0, largest / 127), torch.nan)
-    inverse = torch.where(is_finite & ~is_zero, 1 / scales, 0.0)
-    rounded = torch.floor(torch.where(is_finite[:, None], values, 0.0) * inverse[:, None] + 0.5)
-    return scales, rounded.to(torch.int8)
+    scales, scaled = _scaled_reference(values, INT8_MAX)
+    return scales, torch.floor(scaled + 0.5).to(torch.int8)
 
 
 def quantize_e4m3_reference(values: Tensor) -> tuple[Tensor, Tensor]:
-    """values [R, D] float32 -> scales [R], quantized [R, D] e4m3; zeros and what is not finite as with int8."""
+    """values [R, D] float32 -> scales [R], quantized [R, D] e4m3"""
+    scales, scaled = _scaled_reference(values, E4M3_MAX)
+    return scales, scaled.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+
+
+def _scaled_reference(values: Tensor, most: float) -> tuple[Tensor, Tensor]:
+    """values [R, D] float32 -> scales [R], values / scales [R, D], the largest of a row being `most`"""
     largest = values.abs().amax(-1)
     is_finite, is_zero = values.isfinite().all(-1), largest < 2**-101
-    scales = torch.where(is_finite, torch.where(is_zero, 0.0, largest / E4M3_MAX), torch.nan)
+    scales = torch.where(is_finite, torch.where(is_zero, 0.0, largest / most), torch.nan)
     inverse = torch.where(is_finite & ~is_zero, 1 / scales, 0.0)
-    scaled = torch.where(is_finite[:, None], values, 0.0) * inverse[:, None]
-    return scales, scaled.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+    return scales, torch.where(is_finite[:, None], values, 0.0) * inverse[:, None]
 
 
 def _launch(name: str, *arguments: int) -> None:

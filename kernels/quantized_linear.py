@@ -4,11 +4,9 @@ import torch
 from torch import Tensor
 
 from kvasir.kernels.backend import is_triton
+from kvasir.kernels.kv_codec import E4M3_MAX, INT8_MAX
 
 # Shapes: T tokens  I inputs  O outputs  G groups of inputs that share a scale: 1, or I / 32, I / 128, ...
-
-INT8_MAX = 127.0
-E4M3_MAX = 448.0
 
 
 def quantized_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:

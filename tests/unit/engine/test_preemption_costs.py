@@ -4,8 +4,8 @@ import pytest
 
 from kvasir.common.prefill_speed import PrefillSpeed
 from kvasir.engine.preemption import Choice, Loss, Rates, Way, choose_victim, choose_way
-from kvasir.engine.speeds import PrefillMeter
-from kvasir.engine.stats import StepMetrics, StepTimes
+from kvasir.engine.speeds import PrefillMeter, StepTimes
+from kvasir.engine.stats import StepMetrics
 
 BLOCK_SIZE = 16
 
