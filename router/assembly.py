@@ -21,13 +21,14 @@ from kvasir.router.metrics import RouterMetrics
 from kvasir.router.openai.api import OpenAIApi
 from kvasir.router.openai.bodies import Bodies, longest_prompt
 from kvasir.router.openai.kept_streams import KeptStreams
-from kvasir.router.openai.noted_streams import NotedStreams, Notes
+from kvasir.router.openai.noted_streams import NotedStreams
 from kvasir.router.openai.reading import habits_of
 from kvasir.router.openai.redis_notes import RedisNotes
 from kvasir.router.openai.responses.api import ResponsesApi
 from kvasir.router.openai.responses.redis_store import RedisResponseStore
 from kvasir.router.openai.responses.store import MemoryResponseStore, ResponseStore
 from kvasir.router.openai.serving import Serving
+from kvasir.router.openai.stream_notes import Notes
 from kvasir.router.openai.tokens import TokensApi
 from kvasir.router.overview import Overview, OwnOverview
 from kvasir.router.page.picture import take_picture
@@ -170,8 +171,7 @@ def _limiter(config: RouterConfig, memory_budgets: Callable[[], Budgets], metric
         if config.limits_redis_url
         else memory_budgets()
     )
-    on_refusal = lambda tenant, what: metrics.limited(tenant=tenant, limit=what)  # noqa: E731
-    return Limiter(budgets, config.request_timeout_s, on_refusal)
+    return Limiter(budgets, config.request_timeout_s, lambda tenant, what: metrics.limited(tenant=tenant, limit=what))
 
 
 def _stream_notes(config: RouterConfig, metrics: RouterMetrics) -> Notes | None:

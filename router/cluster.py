@@ -17,7 +17,7 @@ from kvasir.router.pace import Pace
 from kvasir.router.policy import POLICIES, Rules
 from kvasir.router.pool import NodePool
 from kvasir.router.queue import AdmissionQueue
-from kvasir.router.registry import Registry, registry_server
+from kvasir.router.registry import Registry, RegistryServicer, registry_server
 from kvasir.router.session import SessionSettings
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,8 @@ async def running_cluster(
         await stack.enter_async_context(_background(canary.run()))
         port = 0
         if listens:
-            port = await stack.enter_async_context(registry_server(registry, config.grpc_listen, secret))
+            server = registry_server(RegistryServicer(registry), config.grpc_listen, secret)
+            port = await stack.enter_async_context(server)
         for role, addresses in ((Role.PREFILL, config.prefill), (Role.DECODE, config.decode)):
             for address in addresses:
                 registry.dial_forever(address, role)

@@ -1,5 +1,6 @@
 """What a node says of itself, once (`NodeInfo`) and with every heartbeat (`NodeLoad`)."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -52,13 +53,16 @@ class NodeLoad:
     block_fetch_s: float = 0.0  # for one block to come from elsewhere
 
 
-def pairing_refusal(newcomer: NodeInfo, member: NodeInfo) -> str:
-    """Why KV of the one would be wrong on the other; empty if it would not."""
-    if newcomer.block_size != member.block_size:  # also part of the identity, but there one could not read it
-        return f"{newcomer.address} has block size {newcomer.block_size}, {member.address} has {member.block_size}"
-    if newcomer.kv_identity != member.kv_identity:
-        return (
-            f"{newcomer.address} ({newcomer.model_name}) has KV identity {newcomer.kv_identity.hex()}, "
-            f"{member.address} ({member.model_name}) has {member.kv_identity.hex()}"
-        )
+def pairing_refusal(newcomer: NodeInfo, members: Iterable[NodeInfo]) -> str:
+    """Why KV of the one would be wrong on one of the others; empty if it would not. One of its address is no other."""
+    for member in members:
+        if member.address == newcomer.address:
+            continue
+        if newcomer.block_size != member.block_size:  # also part of the identity, but there one could not read it
+            return f"{newcomer.address} has block size {newcomer.block_size}, {member.address} has {member.block_size}"
+        if newcomer.kv_identity != member.kv_identity:
+            return (
+                f"{newcomer.address} ({newcomer.model_name}) has KV identity {newcomer.kv_identity.hex()}, "
+                f"{member.address} ({member.model_name}) has {member.kv_identity.hex()}"
+            )
     return ""

@@ -162,8 +162,7 @@ class NodePool:
 
     def refusal(self, info: NodeInfo) -> str:
         """Why a node may not join those that are here; empty if it may."""
-        others = (node.info for node in self._nodes.values() if node.info.address != info.address)
-        return next(filter(None, (pairing_refusal(info, other) for other in others)), "")
+        return pairing_refusal(info, (node.info for node in self._nodes.values()))
 
     def add(self, info: NodeInfo, session: NodeSession, load: NodeLoad, held: HeldBlocks | None = None) -> Node:
         refusal = self.refusal(info)

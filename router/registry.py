@@ -38,10 +38,6 @@ def node_stub(role: Role, channel: grpc.aio.Channel) -> Any:
     return stub(channel)
 
 
-class Refused(NodeUnavailable):
-    """The node is there, but may not join."""
-
-
 class Registry:
     """All memberships; each is a task that dials one address."""
 
@@ -139,10 +135,9 @@ class Registry:
             answer = await node_stub(role, channel).Describe(request, timeout=timeout_s)
         info = wire.node_from_proto(address, answer.node)
         if info.role is not role:
-            raise Refused(f"{address} is a {info.role.value} node, not a {role.value} node")
-        refusal = self._pool.refusal(info)
-        if refusal:
-            raise Refused(refusal)
+            raise NodeUnavailable(f"{address} is a {info.role.value} node, not a {role.value} node")
+        if refusal := self._pool.refusal(info):
+            raise NodeUnavailable(refusal)
         return info
 
 
@@ -172,12 +167,12 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
 
 
 @asynccontextmanager
-async def registry_server(registry: Registry, listen: str, secret: str | None) -> AsyncIterator[int]:
-    """Serves announcements; yields the port."""
+async def registry_server(
+    servicer: registry_pb2_grpc.RegistryServiceServicer, listen: str, secret: str | None
+) -> AsyncIterator[int]:
+    """Where nodes announce themselves; yields the port."""
     server = new_server(listen, secret)
-    registry_pb2_grpc.add_RegistryServiceServicer_to_server(  # type: ignore[no-untyped-call]
-        RegistryServicer(registry), server
-    )
+    registry_pb2_grpc.add_RegistryServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     port = bind(server, listen)
     await server.start()
     try:

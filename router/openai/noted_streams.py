@@ -3,29 +3,18 @@ goes on with them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
 
 from kvasir.router.openai.errors import StreamNotKept
 from kvasir.router.openai.event_ids import parse_event_id
 from kvasir.router.openai.kept_streams import KeptStreams
 from kvasir.router.openai.sse import EventStream
-from kvasir.router.openai.stream_notes import StreamLog, StreamOrigin, TakenStream
+from kvasir.router.openai.stream_notes import Notes, StreamLog, StreamOrigin, TakenStream
 
 _FOUND_WITHIN_S = 5.0
 _LOOK_AGAIN_S = 0.1
 
 # A stream that another process keeps, given its owner and the id of the last event that its client has.
 Elsewhere = Callable[[str, str], Awaitable[EventStream | None]]
-
-
-class Notes(Protocol):
-    def new_log(self, owner: str, origin: StreamOrigin, grace_s: float) -> StreamLog: ...
-
-    async def take(self, owner: str, response_id: str, last_event: int, endpoint: str) -> TakenStream | bool:
-        """From now on it is ours. If there is none for us: whether there may be one in a moment."""
-        ...
-
-    async def close(self) -> None: ...
 
 
 class NotedStreams(KeptStreams):

@@ -70,6 +70,18 @@ class TakenStream:
     last_event: int  # that the client has
 
 
+class Notes(Protocol):
+    """Where the streams of one process are noted, and those of others found."""
+
+    def new_log(self, owner: str, origin: StreamOrigin, grace_s: float) -> StreamLog: ...
+
+    async def take(self, owner: str, response_id: str, last_event: int, endpoint: str) -> TakenStream | bool:
+        """From now on it is ours. If there is none for us: whether there may be one in a moment."""
+        ...
+
+    async def close(self) -> None: ...
+
+
 def head_of(origin: StreamOrigin, requests: Sequence[RoutedRequest], grace_s: float) -> pb.StreamHead:
     """`requests`: one a prompt."""
     first, *further = map(_prompt, requests)

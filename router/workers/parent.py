@@ -16,13 +16,13 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from kvasir.common.grpc_server import bind, new_server
 from kvasir.common.secrets import cluster_secret
-from kvasir.proto import registry_pb2_grpc, workers_pb2_grpc
+from kvasir.proto import workers_pb2_grpc
 from kvasir.router.config import RouterConfig
 from kvasir.router.http_server import bound_socket
 from kvasir.router.nodes import Role
 from kvasir.router.openai.responses.store import MemoryResponseStore
+from kvasir.router.registry import registry_server
 from kvasir.router.server import StopSignals
 from kvasir.router.workers.door import Door
 from kvasir.router.workers.folder import own_folder
@@ -56,7 +56,10 @@ async def serve_workers(config: RouterConfig) -> int:
         roster = Roster(workers, secret)
         stack.push_async_callback(roster.close)
         await stack.enter_async_context(_hub_server(hub, Places(folder).hub()))
-        await stack.enter_async_context(_roster_server(roster, config, secret))
+        await stack.enter_async_context(registry_server(roster, config.grpc_listen, secret))
+        for role, addresses in ((Role.PREFILL, config.prefill), (Role.DECODE, config.decode)):
+            for address in addresses:
+                roster.ask_forever(address, role)
         crew = Crew(workers, hub, roster)
         try:
             if not await crew.start(stop.first):
@@ -182,21 +185,6 @@ async def _hub_server(hub: Hub, place: str) -> AsyncIterator[None]:
     server = server_at(place)
     workers_pb2_grpc.add_WorkersHubServiceServicer_to_server(hub, server)  # type: ignore[no-untyped-call]
     await server.start()
-    try:
-        yield
-    finally:
-        await server.stop(grace=None)
-
-
-@asynccontextmanager
-async def _roster_server(roster: Roster, config: RouterConfig, secret: str | None) -> AsyncIterator[None]:
-    server = new_server(config.grpc_listen, secret)
-    registry_pb2_grpc.add_RegistryServiceServicer_to_server(roster, server)  # type: ignore[no-untyped-call]
-    bind(server, config.grpc_listen)
-    await server.start()
-    for role, addresses in ((Role.PREFILL, config.prefill), (Role.DECODE, config.decode)):
-        for address in addresses:
-            roster.ask_forever(address, role)
     try:
         yield
     finally:

@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from typing import Any
 
 import grpc.aio
 
@@ -84,25 +85,26 @@ class WorkerProcess:
     async def tell(self, topic: workers_pb2.Topic.ValueType, argument: str = "") -> bytes | None:
         """None if it does not answer."""
         request = workers_pb2.TellRequest(topic=topic, argument=argument)
-        try:
-            answer = await worker_stub(self._open_channel()).Tell(request, timeout=_TELL_WITHIN_S)
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError):
+        answer = await self._ask(worker_stub(self._open_channel()).Tell, request)
+        if answer is None:
             return None
         self.heard_s = time.monotonic()
         return bytes(answer.content)
 
     async def announce(self, request: registry_pb2.AnnounceRequest) -> str:
         """Why it cannot use the node; empty if it can, or does not answer."""
-        try:
-            answer = await registry_stub(self._open_channel()).Announce(request, timeout=_TELL_WITHIN_S)
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError):
-            return ""
-        return str(answer.refused_because)
+        answer = await self._ask(registry_stub(self._open_channel()).Announce, request)
+        return "" if answer is None else str(answer.refused_because)
+
+    async def withdraw(self, request: registry_pb2.WithdrawRequest) -> None:
+        await self._ask(registry_stub(self._open_channel()).Withdraw, request)
+
+    async def _ask(self, method: Any, request: Any) -> Any:
+        """None if it does not answer."""
+        with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):
+            return await method(request, timeout=_TELL_WITHIN_S)
+        return None
 
     def _open_channel(self) -> grpc.aio.Channel:
         assert self._channel is not None, "it has been started"
         return self._channel
-
-    async def withdraw(self, request: registry_pb2.WithdrawRequest) -> None:
-        with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):
-            await registry_stub(self._open_channel()).Withdraw(request, timeout=_TELL_WITHIN_S)

@@ -75,9 +75,7 @@ class Roster(registry_pb2_grpc.RegistryServiceServicer):
     async def _announced(self, request: registry_pb2.AnnounceRequest) -> str:
         """Why it is not used; empty if it is, or will be."""
         info = wire.node_from_proto(request.address, request.node)
-        others = (member.info for member in self._present() if member.info.address != info.address)
-        refusal = next(filter(None, (pairing_refusal(info, other) for other in others)), "")
-        if refusal:
+        if refusal := pairing_refusal(info, (member.info for member in self._present())):
             return refusal
         self._members[info.address] = _Member(info, request, time.monotonic() + _GONE_AFTER_S)
         troubles = await asyncio.gather(*(worker.announce(request) for worker in self._workers if worker.is_up))

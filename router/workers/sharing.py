@@ -17,13 +17,14 @@ from kvasir.router.assembly import Alone
 from kvasir.router.config import RouterConfig
 from kvasir.router.openai.errors import StoreUnavailable
 from kvasir.router.openai.kept_streams import KeptStreams
-from kvasir.router.openai.noted_streams import NotedStreams, Notes
+from kvasir.router.openai.noted_streams import NotedStreams
 from kvasir.router.openai.responses.store import ResponseStore, StoredResponse
 from kvasir.router.openai.sse import EventStream
+from kvasir.router.openai.stream_notes import Notes
 from kvasir.router.overview import Overview, OwnOverview, Picture
 from kvasir.router.tenants.budgets import Balance, Budget, Budgets
+from kvasir.router.workers.hub_notes import HubNotes
 from kvasir.router.workers.places import Places, channel_to, worker_stub
-from kvasir.router.workers.stream_log import StreamNotes
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class AmongWorkers(Alone):
         that worker has died, the one that the client comes to goes on with it."""
         others = [self._places.worker(number) for number in range(config.workers) if number != self._number]
         return NotedStreams(
-            notes or StreamNotes(self._hub, self._number),
+            notes or HubNotes(self._hub, self._number),
             [partial(_resumed_at, place) for place in others],
             max_grace_s=config.max_resume_grace_s,
             max_streams=config.max_resumable_streams,
@@ -70,41 +71,35 @@ class HubBudgets:
 
     async def take(self, name: str, budget: Budget, amount: float) -> Balance:
         request = pb.TakeBudgetRequest(name=name, budget=_budget(budget), amount=amount)
-        try:
-            found = await self._hub.TakeBudget(request, timeout=_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            self._failed(error)
+        found = await self._ask(self._hub.TakeBudget, request)
+        if found is None:
             return Balance(True, budget.capacity, 0.0)
         return Balance(found.is_allowed, found.left, found.wait_s)
 
     async def charge(self, name: str, budget: Budget, amount: float) -> None:
         request = pb.ChargeBudgetRequest(name=name, budget=_budget(budget), amount=amount)
-        try:
-            await self._hub.ChargeBudget(request, timeout=_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            self._failed(error)
+        await self._ask(self._hub.ChargeBudget, request)
 
     async def enter(self, name: str, member: str, num_places: int, ttl_s: float) -> bool:
         request = pb.EnterRoomRequest(name=name, member=member, num_places=num_places, ttl_s=ttl_s, worker=self._worker)
-        try:
-            return bool((await self._hub.EnterRoom(request, timeout=_TIMEOUT_S)).has_entered)
-        except grpc.aio.AioRpcError as error:
-            self._failed(error)
-            return True
+        found = await self._ask(self._hub.EnterRoom, request)
+        return found is None or bool(found.has_entered)
 
     async def leave(self, name: str, member: str) -> None:
         request = pb.LeaveRoomRequest(name=name, member=member, worker=self._worker)
-        try:
-            await self._hub.LeaveRoom(request, timeout=_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            self._failed(error)
+        await self._ask(self._hub.LeaveRoom, request)
 
     async def close(self) -> None:
         """The channel is the process's."""
 
-    def _failed(self, error: grpc.aio.AioRpcError) -> None:
-        if self._sparse.allows("failed"):
-            log.warning("limits are not kept while the parent does not answer: %s", error.code().name)
+    async def _ask(self, method: Any, request: Any) -> Any:
+        """None if the parent does not answer."""
+        try:
+            return await method(request, timeout=_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            if self._sparse.allows("failed"):
+                log.warning("limits are not kept while the parent does not answer: %s", error.code().name)
+            return None
 
 
 class HubResponseStore:
@@ -113,28 +108,25 @@ class HubResponseStore:
 
     async def get(self, owner: str, response_id: str) -> StoredResponse | None:
         request = pb.GetStoredRequest(owner=owner, response_id=response_id)
-        try:
-            answer = await self._hub.GetStored(request, timeout=_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise _unavailable(error) from error
+        answer = await self._ask(self._hub.GetStored, request)
         return StoredResponse.from_bytes(answer.content) if answer.HasField("content") else None
 
     async def put(self, owner: str, stored: StoredResponse) -> None:
         request = pb.PutStoredRequest(owner=owner, response_id=stored.response_id, content=stored.to_bytes())
-        try:
-            await self._hub.PutStored(request, timeout=_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise _unavailable(error) from error
+        await self._ask(self._hub.PutStored, request)
 
     async def delete(self, owner: str, response_id: str) -> bool:
         request = pb.DeleteStoredRequest(owner=owner, response_id=response_id)
-        try:
-            return bool((await self._hub.DeleteStored(request, timeout=_TIMEOUT_S)).was_there)
-        except grpc.aio.AioRpcError as error:
-            raise _unavailable(error) from error
+        return bool((await self._ask(self._hub.DeleteStored, request)).was_there)
 
     async def close(self) -> None:
         """The channel is the process's."""
+
+    async def _ask(self, method: Any, request: Any) -> Any:
+        try:
+            return await method(request, timeout=_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise StoreUnavailable(f"the store of responses does not answer: {error.code().name}") from error
 
 
 async def _resumed_at(place: str, owner: str, last_event_id: str) -> EventStream | None:
@@ -201,7 +193,3 @@ class WholeOverview:
 
 def _budget(budget: Budget) -> pb.Budget:
     return pb.Budget(capacity=budget.capacity, per_s=budget.per_s)
-
-
-def _unavailable(error: grpc.aio.AioRpcError) -> StoreUnavailable:
-    return StoreUnavailable(f"the store of responses does not answer: {error.code().name}")

@@ -160,7 +160,7 @@ def test_nodes_of_another_model_or_block_size_are_refused_with_both_values() -> 
     assert "has 16" in other_size
     with pytest.raises(NodeUnavailable, match="block size 32"):
         pool.add(info("b:1", block_size=32), NO_SESSION, load())
-    assert pairing_refusal(info(), info("b:1")) == ""
+    assert pairing_refusal(info(), [info("b:1")]) == ""
     assert pool.refusal(info("a:1", kv_identity=b"\x02")) == ""  # the same address, restarted with another model
 
 

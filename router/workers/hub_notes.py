@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _TIMEOUT_S = 5.0
 
 
-class StreamNotes:
+class HubNotes:
     """Of all streams of this worker."""
 
     def __init__(self, hub: Any, worker: int) -> None:
@@ -82,9 +82,7 @@ class HubStreamLog:
 
     branch = ""  # nobody else goes on with it as long as we live
 
-    def __init__(
-        self, notes: StreamNotes, owner: str, origin: StreamOrigin, grace_s: float, num_noted: int = 0
-    ) -> None:
+    def __init__(self, notes: HubNotes, owner: str, origin: StreamOrigin, grace_s: float, num_noted: int = 0) -> None:
         self._notes = notes
         self._owner = owner
         self._origin = origin

@@ -3,7 +3,7 @@
 import asyncio
 
 from kvasir.proto import workers_pb2 as pb
-from kvasir.router.workers.stream_log import StreamNotes
+from kvasir.router.workers.hub_notes import HubNotes
 
 
 class FailingHub:
@@ -21,7 +21,7 @@ class FailingHub:
 
 async def test_a_call_that_fails_in_whatever_way_holds_up_nothing() -> None:
     hub = FailingHub()
-    notes = StreamNotes(hub, worker=0)
+    notes = HubNotes(hub, worker=0)
     async with asyncio.timeout(5):
         await notes.add(pb.StreamNote(owner="o", response_id="a"))
         await notes.add(pb.StreamNote(owner="o", response_id="b"))
