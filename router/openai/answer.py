@@ -1,5 +1,4 @@
-"""One request's answer, as a whole or as a stream of chunks. The streamed text is the whole's text, for both are made
-from the same deltas."""
+"""What is made of the deltas of one request: an answer, as a whole or as a stream, and what of it is counted."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -7,12 +6,9 @@ from typing import Any, Protocol
 
 from kvasir.common.errors import InvalidRequest, Overloaded
 from kvasir.router.metrics import RequestRecord
-from kvasir.router.openai.best_of import best_choices
-from kvasir.router.openai.chunks import Chunks
-from kvasir.router.openai.envelope import Envelope, Shape, Usage
-from kvasir.router.openai.errors import HttpError, error_body, log_fault
+from kvasir.router.openai.envelope import Envelope
+from kvasir.router.openai.errors import HttpError
 from kvasir.router.openai.generation import ChoiceDelta
-from kvasir.router.openai.sse import event
 
 
 class AnswerRecord:
@@ -28,11 +24,6 @@ class AnswerRecord:
         self._is_cut = False
         self.is_muted = False  # what comes has been counted before
 
-    @property
-    def outcome(self) -> str:
-        """Of one that has come to its end."""
-        return "length" if self._is_cut else "stop"
-
     def add(self, delta: ChoiceDelta) -> None:
         record = self._record
         if not self.is_muted:
@@ -47,8 +38,20 @@ class AnswerRecord:
             record.served(self._envelope.response_id, delta.served_by)
         self._is_cut |= delta.finish_reason == "length"
 
-    def end(self, outcome: str) -> None:
-        self._record.end(outcome)
+    async def recorded(self, generation: AsyncGenerator[ChoiceDelta]) -> AsyncGenerator[ChoiceDelta]:
+        """The same deltas; how they went is in the metrics afterwards."""
+        outcome = "abort"
+        try:
+            async with aclosing(generation) as deltas:
+                async for delta in deltas:
+                    self.add(delta)
+                    yield delta
+            outcome = "length" if self._is_cut else "stop"
+        except Exception as error:
+            outcome = outcome_of(error)
+            raise
+        finally:
+            self._record.end(outcome)
 
 
 class Answer(Protocol):
@@ -68,70 +71,6 @@ class Answer(Protocol):
     def events_of(self, delta: ChoiceDelta) -> list[bytes]:
         """Those of one delta, in its turn: what `events` makes of each."""
         ...
-
-
-class ChoicesAnswer:
-    __slots__ = ("_chunks", "_envelope", "_shape")
-
-    num_openings = 0
-
-    def __init__(self, envelope: Envelope, shape: Shape) -> None:
-        self._envelope = envelope
-        self._shape = shape
-        self._chunks = Chunks(envelope, shape)
-
-    @property
-    def response_id(self) -> str:
-        return self._envelope.response_id
-
-    async def whole(self, deltas: AsyncIterator[ChoiceDelta]) -> dict[str, Any]:
-        return await whole_answer(self._envelope, self._shape, deltas)
-
-    def events_of(self, delta: ChoiceDelta) -> list[bytes]:
-        return self._chunks.of(delta)
-
-    async def events(self, deltas: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[bytes, None]:
-        """No finish reason is made up for an error, no [DONE] follows it."""
-        try:
-            async for delta in deltas:
-                for one in self._chunks.of(delta):
-                    yield one
-        except Exception as error:
-            log_fault(error)
-            yield event(error_body(error))
-            return
-        for one in self._chunks.end():
-            yield one
-
-
-async def whole_answer(envelope: Envelope, shape: Shape, deltas: AsyncIterator[ChoiceDelta]) -> dict[str, Any]:
-    usage = Usage(envelope)
-    num_sequences = envelope.num_sequences * len(envelope.prompt_lengths)
-    sequences: dict[int, list[ChoiceDelta]] = {index: [] for index in range(num_sequences)}
-    async for delta in deltas:
-        usage.add(delta)
-        sequences[delta.index].append(delta)
-    best = best_choices(sequences, envelope.num_sequences, envelope.num_choices)
-    choices = [shape.whole(index, of_choice) for index, of_choice in best.items()]
-    return envelope.around(shape.whole_object, choices) | {"usage": usage.as_dict()} | shape.extra
-
-
-async def recorded(
-    generation: AsyncGenerator[ChoiceDelta, None], record: AnswerRecord
-) -> AsyncGenerator[ChoiceDelta, None]:
-    """The same deltas; how they went is in the metrics afterwards."""
-    outcome = "abort"
-    try:
-        async with aclosing(generation) as deltas:
-            async for delta in deltas:
-                record.add(delta)
-                yield delta
-        outcome = record.outcome
-    except Exception as error:
-        outcome = outcome_of(error)
-        raise
-    finally:
-        record.end(outcome)
 
 
 def outcome_of(error: Exception) -> str:

@@ -12,10 +12,11 @@ from kvasir.common.grammar import Grammar
 from kvasir.router.grammar.asked import asked_grammar
 from kvasir.router.grammar.checker import GrammarChecker
 from kvasir.router.metrics import RequestRecord
-from kvasir.router.openai.answer import AnswerRecord, ChoicesAnswer
+from kvasir.router.openai.answer import AnswerRecord
 from kvasir.router.openai.begun import Begun, begin
 from kvasir.router.openai.best_of import check_best_of
 from kvasir.router.openai.chat import ChatShape
+from kvasir.router.openai.choices import ChoicesAnswer
 from kvasir.router.openai.completions import CompletionShape
 from kvasir.router.openai.envelope import Envelope
 from kvasir.router.openai.errors import ModelNotFound, json_response
@@ -24,7 +25,7 @@ from kvasir.router.openai.prompts import Prompt, chat_prompt, completion_prompts
 from kvasir.router.openai.reading import ModelHabits, Reading, reading_of
 from kvasir.router.openai.routing import routed_requests
 from kvasir.router.openai.sampling import text_rules_of
-from kvasir.router.openai.serving import Endpoint, Generation, Serving
+from kvasir.router.openai.serving import Endpoint, Serving
 from kvasir.router.openai.stream_notes import StreamOrigin
 from kvasir.router.openai.structured import checked, with_grammar
 from kvasir.router.text.answer_reader import AnswerReader
@@ -77,7 +78,7 @@ class OpenAIApi:
 
     async def _prepare_completion(
         self, body: CompletionBody, record: RequestRecord, origin: StreamOrigin
-    ) -> Generation:
+    ) -> tuple[ChoicesAnswer, Begun]:
         limits = self._check(body, "logprobs")
         if body.max_tokens == 0 and not body.echo:
             raise InvalidRequest("'max_tokens' of 0 wants 'echo' to be true", "max_tokens", "invalid_value")
@@ -85,11 +86,13 @@ class OpenAIApi:
         prompts = await completion_prompts(body, self.tokenizer, limits)
         shape = CompletionShape(body, prompts, self.tokenizer)
         begun = await self._begin(body, record, limits, prompts, origin)
-        return Generation(ChoicesAnswer(begun.envelope, shape), begun)
+        return ChoicesAnswer(begun.envelope, shape), begun
 
-    async def _prepare_chat(self, body: ChatBody, record: RequestRecord, origin: StreamOrigin) -> Generation:
+    async def _prepare_chat(
+        self, body: ChatBody, record: RequestRecord, origin: StreamOrigin
+    ) -> tuple[ChoicesAnswer, Begun]:
         prompt, begun = await self.begin_chat(body, record, origin)
-        return Generation(ChoicesAnswer(begun.envelope, ChatShape(body, prompt, self.tokenizer)), begun)
+        return ChoicesAnswer(begun.envelope, ChatShape(body, prompt, self.tokenizer)), begun
 
     async def begin_chat(self, body: ChatBody, record: RequestRecord, origin: StreamOrigin) -> tuple[Prompt, Begun]:
         """The answer to a conversation, in whatever shape it is then sent."""

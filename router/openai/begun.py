@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from kvasir.router.openai.answer import AnswerRecord, recorded
+from kvasir.router.openai.answer import AnswerRecord
 from kvasir.router.openai.envelope import Envelope
 from kvasir.router.openai.generation import ChoiceDelta, ChoicesReader, generate_choices
 from kvasir.router.openai.short_way import ShortWay
@@ -43,4 +43,4 @@ def begin(
         short_way = ShortWay(choices, record.add)
         ways[0].take = short_way.take
     generation = generate_choices(partial(tape.generate, requests, ways), choices, ways)
-    return Begun(envelope, recorded(generation, record), tape, short_way)
+    return Begun(envelope, record.recorded(generation), tape, short_way)

@@ -9,16 +9,13 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from functools import partial
 
 from kvasir.common.errors import Overloaded
 from kvasir.router.openai.errors import StreamNotKept, error_body
 from kvasir.router.openai.event_ids import EventId, Numbering, parse_event_id
 from kvasir.router.openai.sse import EventStream, event
 from kvasir.router.openai.stream_notes import StreamLog, StreamOrigin, TakenStream
-
-
-def _nothing() -> None:
-    pass
 
 
 class KeptStream:
@@ -31,8 +28,10 @@ class KeptStream:
         grace_s: float,
         max_bytes: int,
         numbering: Numbering,
+        on_forgotten: Callable[["KeptStream"], None] | None = None,
     ) -> None:
-        """`events`: those that `numbering` numbers."""
+        """`events`: those that `numbering` numbers. `on_forgotten` is called once: nobody has come back in time, or
+        another process goes on with it."""
         self.numbering = numbering
         self._grace_s = grace_s
         self._max_bytes = max_bytes
@@ -44,11 +43,7 @@ class KeptStream:
         self.is_over = False
         self._source = asyncio.create_task(self._pump(events, close))
         self._patience: asyncio.TimerHandle | None = None
-        self._on_forgotten: Callable[[], None] = _nothing
-
-    def when_forgotten(self, callback: Callable[[], None]) -> None:
-        """Called once: nobody has come back in time, or another process goes on with it."""
-        self._on_forgotten = callback
+        self._on_forgotten = on_forgotten
 
     def has(self, event_id: EventId) -> bool:
         """Whether the events after this one are all there (to come)."""
@@ -59,7 +54,7 @@ class KeptStream:
         """A reader less."""
         self._num_readers -= 1
         if not self._num_readers:
-            self._be_patient()
+            self._patience = asyncio.get_running_loop().call_later(self._grace_s, self._forget)
 
     async def read(self, after: int) -> AsyncGenerator[bytes, None]:
         """Events number `after` + 1 and on, to the end."""
@@ -84,7 +79,7 @@ class KeptStream:
 
     async def close(self) -> None:
         """With our process; another one may go on with it."""
-        self._on_forgotten = _nothing
+        self._on_forgotten = None
         self._forget()
         await asyncio.gather(self._source, return_exceptions=True)
 
@@ -109,9 +104,6 @@ class KeptStream:
             self._num_dropped += 1
         self._news.set()
 
-    def _be_patient(self) -> None:
-        self._patience = asyncio.get_running_loop().call_later(self._grace_s, self._forget)
-
     def _forget(self) -> None:
         self._source.cancel()
         self._be_forgotten()
@@ -119,8 +111,9 @@ class KeptStream:
     def _be_forgotten(self) -> None:
         if self._patience is not None:
             self._patience.cancel()
-        callback, self._on_forgotten = self._on_forgotten, _nothing
-        callback()
+        callback, self._on_forgotten = self._on_forgotten, None
+        if callback is not None:
+            callback(self)
 
 
 class KeptStreams:
@@ -169,11 +162,10 @@ class KeptStreams:
         last_event: int = 0,
     ) -> EventStream:
         """The answer to the client that began it, or goes on with it behind the last event that it has."""
-        stream = KeptStream(events, close, min(grace_s, self._max_grace_s), self._max_bytes, numbering)
         key = owner, numbering.response_id
-        self._streams[key] = stream
+        forget, grace_s = partial(self._forget, key, log), min(grace_s, self._max_grace_s)
+        stream = self._streams[key] = KeptStream(events, close, grace_s, self._max_bytes, numbering, forget)
         self._num_taken[owner] += 1
-        stream.when_forgotten(lambda: self._forget(key, stream, log))
         return EventStream(stream.read(after=last_event), close=stream.left)
 
     def is_coming(self, owner: str, event_id: EventId) -> bool:
@@ -196,7 +188,7 @@ class KeptStreams:
         """The answer to a client that has come back, or what to make it of."""
         return EventStream(self.events(owner, last_event_id))
 
-    def _forget(self, key: tuple[str, str], stream: KeptStream, log: StreamLog | None) -> None:
+    def _forget(self, key: tuple[str, str], log: StreamLog | None, stream: KeptStream) -> None:
         if self._streams.get(key) is stream:  # else it was taken back from us before
             del self._streams[key]
         self._give_back(key[0])

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from kvasir.router.openai.shapes import Content, Nothing, Prompt, ResponseFormat, StopStrings, StructuredOutputs
+from kvasir.router.openai.field_schemas import Content, Nothing, Prompt, ResponseFormat, StopStrings, StructuredOutputs
 
 _INT32_MAX = 2**31 - 1
 TokenIds = list[Annotated[int, Field(ge=0, le=_INT32_MAX)]]

@@ -31,17 +31,11 @@ B = TypeVar("B", bound=GenerationBody)
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
-    answer: Answer
-    begun: Begun
-
-
-@dataclass(frozen=True, slots=True)
 class Endpoint(Generic[B]):
     name: str
     kind: type[B]
     id_prefix: str  # of answers
-    prepare: Callable[[B, RequestRecord, StreamOrigin], Awaitable[Generation]]
+    prepare: Callable[[B, RequestRecord, StreamOrigin], Awaitable[tuple[Answer, Begun]]]
 
 
 class Serving:
@@ -85,23 +79,22 @@ class Serving:
         return await unless_gone(request.receive, self._go_on(endpoint, found))
 
     async def _answer(self, endpoint: Endpoint[B], body: B, record: RequestRecord, origin: StreamOrigin) -> Response:
-        generation = await endpoint.prepare(body, record, origin)
-        answer, deltas = generation.answer, generation.begun.deltas
+        answer, begun = await endpoint.prepare(body, record, origin)
         if not body.stream:
             try:
-                return json_response(await answer.whole(deltas))
+                return json_response(await answer.whole(begun.deltas))
             finally:
-                await deltas.aclose()
+                await begun.deltas.aclose()
         if (grace_s := body.resume_grace_s) is not None:
             log = self._streams.new_log(current_tenant.get().owner, origin, grace_s)
             try:
-                return await self._keep(generation, grace_s, log)
+                return await self._keep(answer, begun, grace_s, log)
             except BaseException:
                 if log is not None:
                     log.forget()
                 raise
-        short_way = generation.begun.short_way
-        opening = Opening(deltas, short_way)
+        short_way = begun.short_way
+        opening = Opening(begun.deltas, short_way)
         await opening.wait(HEARTBEAT_S)
         numbering = Numbering(answer.response_id)
         if short_way is not None:
@@ -110,11 +103,10 @@ class Serving:
         return EventStream(events, close=opening.aclose, short_way=short_way)
 
     async def _keep(
-        self, generation: Generation, grace_s: float, log: StreamLog | None, taken: TakenStream | None = None
+        self, answer: Answer, begun: Begun, grace_s: float, log: StreamLog | None, taken: TakenStream | None = None
     ) -> EventStream:
         """The stream of a client that may come back."""
-        answer, begun, owner = generation.answer, generation.begun, current_tenant.get().owner
-        numbering, last_event = Numbering(answer.response_id, log), 0
+        owner, numbering, last_event = current_tenant.get().owner, Numbering(answer.response_id, log), 0
         with self._streams.room(owner):
             if taken is not None:
                 last_event = taken.last_event
@@ -136,10 +128,10 @@ class Serving:
             if timeout_s is not None:
                 timeout_s = max(0.001, timeout_s - (time.time() - origin.created))
             body = body.model_copy(update={"timeout": timeout_s})
-            generation = await endpoint.prepare(body, record, origin)
+            answer, begun = await endpoint.prepare(body, record, origin)
             grace_s = body.resume_grace_s
             assert grace_s is not None, "it was kept for so long before"
-            return await self._keep(generation, grace_s, taken.log, taken)
+            return await self._keep(answer, begun, grace_s, taken.log, taken)
         except BaseException as error:
             record.end(outcome_of(error) if isinstance(error, Exception) else "abort")
             taken.log.give_back()

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from kvasir.common.errors import InvalidRequest
 from kvasir.router.metrics import RequestRecord
 from kvasir.router.openai.api import OpenAIApi
+from kvasir.router.openai.begun import Begun
 from kvasir.router.openai.errors import HttpError, StoreUnavailable, json_response, log_fault
 from kvasir.router.openai.generation import ChoiceDelta
 from kvasir.router.openai.responses.body import ResponsesBody
@@ -21,7 +22,7 @@ from kvasir.router.openai.responses.references import as_shown, with_referenced
 from kvasir.router.openai.responses.store import ResponseStore, StoredResponse
 from kvasir.router.openai.responses.truncation import asked_with_what_fits
 from kvasir.router.openai.responses.writer import ResponseWriter
-from kvasir.router.openai.serving import Endpoint, Generation
+from kvasir.router.openai.serving import Endpoint
 from kvasir.router.openai.sse import event
 from kvasir.router.openai.stream_notes import StreamOrigin
 from kvasir.router.tenants.tenant import current_tenant
@@ -138,14 +139,14 @@ class ResponsesApi:
 
     async def _prepare(
         self, owner: str, body: ResponsesBody, record: RequestRecord, origin: StreamOrigin
-    ) -> Generation:
+    ) -> tuple[ResponseAnswer, Begun]:
         items, messages = await self._read(owner, body)
         messages, (_, begun) = await asked_with_what_fits(
             self._api, body, messages, lambda chat: self._api.begin_chat(chat, record, origin)
         )
         kept = None if body.store is False else Kept(self._store, owner, as_shown(items, origin.response_id), messages)
         writer = ResponseWriter(body, begun.envelope, self._api.tokenizer)
-        return Generation(ResponseAnswer(writer, kept), begun)
+        return ResponseAnswer(writer, kept), begun
 
     async def _read(self, owner: str, body: ResponsesBody) -> tuple[list[Item], list[ChatMessage]]:
         """Its items, and the conversation with them."""

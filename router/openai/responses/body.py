@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from kvasir.router.openai.field_schemas import Nothing, ResponseInput
 from kvasir.router.openai.models import MAX_TOOLS, Body, GenerationBody, ToolName, one_of
-from kvasir.router.openai.shapes import Nothing, ResponseInput
 
 _INT32_MAX = 2**31 - 1
 Metadata = Annotated[

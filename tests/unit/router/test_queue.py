@@ -101,6 +101,25 @@ def test_a_full_line_refuses_by_requests_and_by_tokens() -> None:
     assert line.events == []
 
 
+def test_whoever_finds_it_full_is_told_how_long_the_last_one_waited() -> None:
+    line = Line()
+    line.join("a")
+    line.now_s = 7.5
+    line.add_decode()
+    for name in "bcde":  # one more runs, and the others wait
+        line.join(name)
+    assert line.events == ["a", "b"]
+    with pytest.raises(Overloaded) as caught:
+        line.join("f")
+    assert caught.value.retry_after_s == 1.0  # b has not waited at all
+    line.now_s = 12.0
+    line.placements["a"].release()
+    line.join("f")
+    with pytest.raises(Overloaded) as caught:
+        line.join("g")
+    assert caught.value.retry_after_s == 4.5
+
+
 def test_by_default_the_line_is_as_long_as_the_nodes_are_large() -> None:
     line = Line(is_sized=True)
     for number in range(100):

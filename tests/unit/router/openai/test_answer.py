@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 
 from kvasir.common.metrics import Metrics
 from kvasir.router.metrics import RouterMetrics
-from kvasir.router.openai.answer import AnswerRecord, recorded
+from kvasir.router.openai.answer import AnswerRecord
 from kvasir.router.openai.envelope import Envelope
 from kvasir.router.openai.generation import ChoiceDelta
 
@@ -24,7 +24,7 @@ async def test_closing_the_record_closes_the_generation_at_once() -> None:
 
     envelope = Envelope(response_id="r", created=0, model="m", prompt_lengths=(1,), num_choices=1, num_sequences=1)
     generation = deltas()
-    answer = recorded(generation, AnswerRecord(RouterMetrics(Metrics({})).begin("completions"), envelope))
+    answer = AnswerRecord(RouterMetrics(Metrics({})).begin("completions"), envelope).recorded(generation)
     await anext(answer)
     await answer.aclose()
     assert is_closed

@@ -1,4 +1,4 @@
-"""Fields that may have one of several shapes: they are looked at where they are used, and described here."""
+"""JSON schemas of fields that may be one of several things: what they are is looked at where they are used."""
 
 from typing import Annotated, Any
 

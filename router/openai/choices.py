@@ -1,13 +1,16 @@
-"""The chunks of a streamed answer."""
+"""Answers that are choices: a whole, or chunks. The streamed text is the whole's text, for both are made from the same
+deltas."""
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import orjson
 
+from kvasir.router.openai.best_of import best_choices
 from kvasir.router.openai.envelope import Envelope, Shape, Usage
+from kvasir.router.openai.errors import error_body, log_fault
 from kvasir.router.openai.generation import ChoiceDelta
 from kvasir.router.openai.sse import DONE, event
 from kvasir.router.text.parts import Content, Part
@@ -15,14 +18,16 @@ from kvasir.router.text.parts import Content, Part
 _Frame = tuple[bytes, bytes]  # what stands before and behind a chunk's text
 
 
-class Chunks:
-    """As events, in the order of the deltas.
+class ChoicesAnswer:
+    """An `Answer`.
 
-    Most deltas are nothing but a choice's next text. What is around the text is the same each time, so it is written
-    once, as the shape would write it.
+    Most deltas are nothing but a choice's next text. What is around the text of a chunk is the same each time, so it is
+    written once, as the shape would write it.
     """
 
     __slots__ = ("_envelope", "_frames", "_has_begun", "_is_text_alone", "_opened", "_shape", "_usage")
+
+    num_openings = 0
 
     def __init__(self, envelope: Envelope, shape: Shape) -> None:
         self._envelope = envelope
@@ -33,7 +38,36 @@ class Chunks:
         self._has_begun = False
         self._is_text_alone = not (shape.says_more_than_text or envelope.continuous_usage)
 
-    def of(self, delta: ChoiceDelta) -> list[bytes]:
+    @property
+    def response_id(self) -> str:
+        return self._envelope.response_id
+
+    async def whole(self, deltas: AsyncIterator[ChoiceDelta]) -> dict[str, Any]:
+        envelope, shape = self._envelope, self._shape
+        num_sequences = envelope.num_sequences * len(envelope.prompt_lengths)
+        sequences: dict[int, list[ChoiceDelta]] = {index: [] for index in range(num_sequences)}
+        async for delta in deltas:
+            self._usage.add(delta)
+            sequences[delta.index].append(delta)
+        best = best_choices(sequences, envelope.num_sequences, envelope.num_choices)
+        choices = [shape.whole(index, of_choice) for index, of_choice in best.items()]
+        return envelope.around(shape.whole_object, choices) | {"usage": self._usage.as_dict()} | shape.extra
+
+    async def events(self, deltas: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[bytes, None]:
+        """No finish reason is made up for an error, no [DONE] follows it."""
+        try:
+            async for delta in deltas:
+                for one in self.events_of(delta):
+                    yield one
+        except Exception as error:
+            log_fault(error)
+            yield event(error_body(error))
+            return
+        if self._envelope.include_usage:
+            yield event(self._envelope.around(self._shape.chunk_object, []) | {"usage": self._usage.as_dict()})
+        yield DONE
+
+    def events_of(self, delta: ChoiceDelta) -> list[bytes]:
         self._usage.add(delta)
         frame = self._frames.get(delta.index)
         if frame is not None and delta.finish_reason is None:
@@ -52,13 +86,6 @@ class Chunks:
         if delta.finish_reason is not None:
             events.append(self._chunk(self._shape.closing(delta)))
         return events
-
-    def end(self) -> list[bytes]:
-        """After the last delta."""
-        if not self._envelope.include_usage:
-            return [DONE]
-        usage = self._envelope.around(self._shape.chunk_object, []) | {"usage": self._usage.as_dict()}
-        return [event(usage), DONE]
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         content = self._envelope.around(self._shape.chunk_object, [choice])
