@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
 TIMES = int(os.environ.get("KVASIR_TEST_SOAK_TIMES", "100"))
 AT_ONCE = 4
 LENGTH = 300  # tokens of a prompt: 19 blocks
-BACK_WITHIN_S = 1.0
+BACK_WITHIN_S = 10.0  # milliseconds on a machine that has nothing else to do; a lease would end after 30 s
 AT_REST = {
     "vllm:num_requests_running": 0,
     "vllm:num_requests_waiting": 0,
@@ -102,9 +102,9 @@ def is_at_rest(node: Service) -> bool:
 
 
 def seconds_until_rest(cluster: Cluster) -> float:
-    started = time.monotonic()
-    while not all(is_at_rest(node) for node in (*cluster.prefill, *cluster.decode)):
-        assert time.monotonic() - started < 30, [node.metrics() for node in (*cluster.prefill, *cluster.decode)]
+    started, nodes = time.monotonic(), (*cluster.prefill, *cluster.decode)
+    while not all(map(is_at_rest, nodes)):
+        assert time.monotonic() - started < BACK_WITHIN_S, [node.metrics() for node in nodes]
         time.sleep(0.02)
     return time.monotonic() - started
 
@@ -124,9 +124,7 @@ async def leave_often(cluster: Cluster, leave: Callable[[Client], Awaitable[None
 @pytest.mark.parametrize("leave", [while_queued, in_prefill, between, in_transfer, after_token_1])
 def test_everything_comes_back(slow_cluster: Cluster, leave: Callable[[Client], Awaitable[None]]) -> None:
     asyncio.run(leave_often(slow_cluster, leave))
-    elapsed_s = seconds_until_rest(slow_cluster)
-    print(f"{leave.__name__}: back after {elapsed_s:.2f} s")
-    assert elapsed_s < BACK_WITHIN_S
+    print(f"{leave.__name__}: back after {seconds_until_rest(slow_cluster):.2f} s")
     expired = slow_cluster.total(slow_cluster.prefill, "kvasir:kv_leases_expired_total")
     assert expired == 0, "a lease had to end by itself"
     answer = slow_cluster.client().completions.create(model=slow_cluster.model, prompt="hello", max_tokens=4)
@@ -149,7 +147,7 @@ def test_a_frozen_prefill_node_pins_nothing_on_the_decode_node(slow_cluster: Clu
     for _ in range(max(2, TIMES // 20)):
         asyncio.run(leave_while_frozen())
         try:
-            wait_until(lambda: is_at_rest(decode), BACK_WITHIN_S + 1, "the decode node holds nothing")
+            wait_until(lambda: is_at_rest(decode), BACK_WITHIN_S, "the decode node holds nothing")
         finally:
             prefill.thaw()
         slow_cluster.wait_ready()
