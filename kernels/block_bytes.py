@@ -32,11 +32,6 @@ def write_joined_block_bytes(parts: Sequence[Tensor], block: int, payload: memor
         place.numpy()[:] = whole[:, rank * heads : (rank + 1) * heads]
 
 
-def tensor_bytes(tensor: Tensor) -> bytes:
-    """A copy of what a contiguous tensor on a CPU holds."""
-    return tensor.view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-
-
 def _by_head(part: Tensor, block: int) -> Tensor:
     """part [N, L, 2, K, B, D] -> [2 L, K, bytes of a head] of one block, the part's own memory"""
     if not 0 <= block < len(part):
