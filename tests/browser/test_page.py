@@ -80,16 +80,72 @@ def test_an_error_is_shown_and_the_chat_goes_on(page: Page) -> None:
     expect(page.locator(f"{ANSWER} .facts")).to_contain_text("cut at max_tokens")
 
 
+def streamed(*deltas: dict[str, str], end: str = "data: [DONE]\n\n") -> str:
+    chunks = ({"id": "x", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas)
+    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + end
+
+
+def answering(page: Page, body: str) -> None:
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(status=200, content_type="text/event-stream", body=body),
+    )
+
+
+def test_a_new_chat_knows_nothing_of_the_answer_that_it_broke_off(page: Page) -> None:
+    page.route("**/v1/chat/completions", ask_for_no_end)
+    page.click("#sampling summary")
+    page.fill("#max_tokens", "2000")
+    say(page, "Count from one to one thousand in words.")
+    expect(page.locator(f"{ANSWER} .facts")).to_contain_text("tokens")
+    page.click("#clear")
+    expect(page.locator("#send")).to_be_enabled()
+    with page.expect_request("**/v1/chat/completions") as asked:
+        say(page, "hello")
+    assert asked.value.post_data_json["messages"] == [{"role": "user", "content": "hello"}]
+    page.keyboard.press("Escape")
+    expect(page.locator("#send")).to_be_enabled()
+
+
+def test_thoughts_are_shown_and_are_no_part_of_the_conversation(page: Page) -> None:
+    answering(page, streamed({"reasoning_content": "Hm,"}, {"reasoning_content": " so"}, {"content": "Yes."}))
+    say(page, "Is it?")
+    expect(page.locator(f"{ANSWER} .thoughts div")).to_have_text("Hm, so")
+    expect(page.locator(f"{ANSWER} .text")).to_have_text("Yes.")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        say(page, "Really?")
+    assert asked.value.post_data_json["messages"][1] == {"role": "assistant", "content": "Yes."}
+    assert page.locator("#messages li.user .thoughts").first.is_hidden()
+
+
+def test_an_answer_that_does_not_come_to_its_end_says_so(page: Page) -> None:
+    answering(page, streamed({"content": "Half of"}, end=""))
+    say(page, "Go on.")
+    expect(page.locator(f"{ANSWER} .facts")).to_contain_text("the connection was lost")
+    expect(page.locator("#send")).to_be_enabled()
+
+
+@pytest.mark.parametrize("size", [(390, 600), (800, 400)])
+def test_all_fields_can_be_reached_on_a_small_screen(page: Page, size: tuple[int, int]) -> None:
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    page.click("#sampling summary")
+    page.hover("#sampling summary")
+
+    def is_in_sight() -> bool:
+        page.mouse.wheel(0, 30)
+        box = page.locator("#seed").bounding_box()
+        assert box
+        middle = [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2]
+        return bool(page.evaluate("([x, y]) => document.elementFromPoint(x, y)?.id", middle) == "seed")
+
+    wait_until(is_in_sight, 20, "the last field has been scrolled to")
+
+
 def test_what_the_model_writes_cannot_run_or_call_anywhere(page: Page) -> None:
     evil = '**bold** <img src="https://elsewhere.example/x.png" onerror="window.hurt=1"><script>window.hurt=1</script>'
     evil += "[link](javascript:window.hurt=1) <style>*{display:none}</style><iframe src='/'></iframe>"
 
-    def answer(route: Route) -> None:
-        chunk = {"id": "x", "choices": [{"index": 0, "delta": {"content": evil}, "finish_reason": None}]}
-        body = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
-        route.fulfill(status=200, content_type="text/event-stream", body=body)
-
-    page.route("**/v1/chat/completions", answer)
+    answering(page, streamed({"content": evil}))
     say(page, "hurt me")
     text = page.locator(f"{ANSWER} .text")
     expect(text.locator("strong")).to_have_text("bold")

@@ -7,7 +7,7 @@ import { Timing } from "/page/timing.js";
 
 const at = (id) => document.getElementById(id);
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"];
-const conversation = []; // {role, content}
+let conversation = []; // {role, content}
 let running = null; // AbortController of the answer that is being written
 
 async function loadModels() {
@@ -29,6 +29,7 @@ function addMessage(role, content) {
 function showError(message) {
   at("error").textContent = message;
   at("error").hidden = !message;
+  if (message) at("messages").scrollTop = at("messages").scrollHeight; // it has taken room
 }
 
 async function describe(response) {
@@ -52,22 +53,27 @@ function requestBody() {
 // Only what is complete enough to be worth it is drawn: once a frame, and never scripts or remote pictures.
 function painter(item) {
   let text = "";
+  let thoughts = "";
   let isDue = false;
   const paint = () => {
     isDue = false;
     const messages = at("messages");
     const isAtEnd = messages.scrollHeight - messages.scrollTop - messages.clientHeight < 80;
+    item.querySelector(".thoughts").hidden = !thoughts;
+    item.querySelector(".thoughts div").textContent = thoughts;
     item.querySelector(".text").innerHTML = DOMPurify.sanitize(marked.parse(text), { FORBID_TAGS: ["img", "style", "form"] });
     if (isAtEnd) messages.scrollTop = messages.scrollHeight;
   };
-  return (all) => {
-    text = all;
+  return (allText, allThoughts) => {
+    text = allText;
+    thoughts = allThoughts;
     if (!isDue) requestAnimationFrame(paint);
     isDue = true;
   };
 }
 
 async function answer() {
+  const mine = conversation; // a new chat may begin before this answer has ended
   running = new AbortController();
   setBusy(true);
   const item = addMessage("assistant", "");
@@ -76,8 +82,10 @@ async function answer() {
   const paint = painter(item);
   const timing = new Timing();
   let text = "";
+  let thoughts = "";
   let id = null;
-  let ending = "";
+  let wasCut = false;
+  let ending = "the connection was lost";
   try {
     const response = await fetch("/v1/chat/completions", {
       method: "POST",
@@ -87,26 +95,30 @@ async function answer() {
     });
     if (!response.ok) throw new Error(await describe(response));
     for await (const data of eventData(response)) {
-      if (data === "[DONE]") break;
+      if (data === "[DONE]") {
+        ending = wasCut ? "cut at max_tokens" : "";
+        break;
+      }
       const chunk = JSON.parse(data);
       if (chunk.error) throw new Error(chunk.error.message);
       id ??= chunk.id;
       text += chunk.choices[0]?.delta?.content ?? "";
-      if (chunk.choices[0]?.finish_reason === "length") ending = "cut at max_tokens";
+      thoughts += chunk.choices[0]?.delta?.reasoning_content ?? "";
+      wasCut ||= chunk.choices[0]?.finish_reason === "length";
       if (chunk.usage) timing.tokens(chunk.usage.completion_tokens);
       facts.textContent = timing.describe();
-      paint(text);
+      paint(text, thoughts);
     }
   } catch (error) {
-    if (error.name === "AbortError") ending = "stopped";
-    else showError(error.message);
+    ending = error.name === "AbortError" ? "stopped" : "";
+    if (!ending) showError(error.message);
   }
   running = null;
   item.classList.remove("waiting");
-  if (text) conversation.push({ role: "assistant", content: text });
+  if (text) mine.push({ role: "assistant", content: text });
   else if (!id) item.remove();
   facts.textContent = [timing.describe(), await servedBy(id), ending].filter(Boolean).join(" · ");
-  setBusy(false);
+  if (!running) setBusy(false);
 }
 
 async function servedBy(id) {
@@ -119,6 +131,7 @@ async function servedBy(id) {
 function setBusy(isBusy) {
   at("send").disabled = isBusy;
   at("stop").disabled = !isBusy;
+  at("messages").ariaBusy = isBusy; // read out when it is whole
   if (!isBusy) at("prompt").focus();
 }
 
@@ -146,7 +159,7 @@ document.addEventListener("keydown", (event) => {
 at("stop").addEventListener("click", () => running?.abort());
 at("clear").addEventListener("click", () => {
   running?.abort();
-  conversation.length = 0;
+  conversation = [];
   at("messages").replaceChildren();
   showError("");
   at("prompt").focus();

@@ -19,7 +19,7 @@ export class Timing {
   describe() {
     if (this.firstMs === null) return "";
     const facts = [`TTFT ${(this.firstMs - this.startMs).toFixed(0)} ms`];
-    if (this.numTokens > 1) {
+    if (this.lastMs > this.firstMs) {
       const gapMs = (this.lastMs - this.firstMs) / (this.numTokens - 1);
       facts.push(`ITL ${gapMs.toFixed(1)} ms`, `${(1000 / gapMs).toFixed(1)} tokens/s`);
     }
