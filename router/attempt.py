@@ -10,7 +10,6 @@ prefill node is lost (the decode node computes what has not come). For the rest 
 Several sequences have one prefill, one ticket and one handle, in an attempt that begins before any of them has tokens.
 """
 
-import asyncio
 import uuid
 from collections.abc import Callable
 from functools import partial
@@ -42,7 +41,7 @@ class TryAgain(Exception):
 
 
 class Attempt:
-    """`hear` is told what there is to act on, for whoever then calls `act_on`: a node's words, room, the deadline."""
+    """`hear` is told what there is to act on, for whoever then calls `act_on`: a node's words, or room."""
 
     def __init__(
         self,
@@ -67,8 +66,6 @@ class Attempt:
         self._prompt_logprobs: list[PositionLogprobs] = []
         self._decode_has_spoken = False
         self._has_second = False  # of the tokens since the request's beginning
-        late = DeadlineExceeded("the request's time is over")
-        self._timer = asyncio.get_running_loop().call_at(life.deadline_s, hear, self, None, late)
         self._wait_for_room(wants_prefill=True)
 
     def stop(self, client_sequence: int) -> None:
@@ -82,7 +79,6 @@ class Attempt:
 
     def close(self) -> None:
         """Nothing of it stays anywhere: not in the queue, not on a node."""
-        self._timer.cancel()
         if self._entry is not None:
             self._queue.leave(self._entry)
         # They lead back here, and nothing must wait for garbage collection.
@@ -104,7 +100,7 @@ class Attempt:
         if isinstance(event, Placement):
             self._start(event)
         elif isinstance(event, ServingError):
-            raise event  # no room will come, or no time is left
+            raise event  # no room will come
         return None
 
     # --- room and start --------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from kvasir.common.errors import ServingError
+from kvasir.common.errors import DeadlineExceeded, ServingError
 from kvasir.router.attempt import Attempt, Heard, TryAgain
 from kvasir.router.dispatch_metrics import DispatchMetrics
 from kvasir.router.leg import Leg
@@ -24,7 +24,7 @@ class Course:
     """Of one life. `deliver` gets its tokens. `over` is called once, unless it is closed before: with what ended it,
     and with the lives that go on from there by themselves."""
 
-    __slots__ = ("_attempt", "_deliver", "_inbox", "_is_over", "_metrics", "_new_attempt", "_over", "life")
+    __slots__ = ("_attempt", "_deliver", "_inbox", "_is_over", "_metrics", "_new_attempt", "_over", "_timer", "life")
 
     def __init__(
         self,
@@ -42,6 +42,7 @@ class Course:
         self._is_over = False
         self._inbox: deque[tuple[Attempt, Leg | None, Heard]] = deque()
         self._attempt = new_attempt(life, self._hear)
+        self._timer = asyncio.get_running_loop().call_at(life.deadline_s, self._be_late)
 
     def stop(self, client_sequence: int) -> None:
         """Fine for one that is none of these, or has ended."""
@@ -51,7 +52,11 @@ class Course:
     def close(self) -> None:
         """Nothing of it stays anywhere."""
         self._is_over = True
+        self._timer.cancel()
         self._attempt.close()
+
+    def _be_late(self) -> None:
+        self._end(DeadlineExceeded("the request's time is over"))
 
     def _hear(self, attempt: Attempt, source: Leg | None, event: Heard) -> None:
         """Tokens are acted on at once. All else waits a moment: whoever told us of it may be in the midst of changing
