@@ -149,6 +149,6 @@ async def wait_until_ready(config: ServeConfig, specs: list[ChildSpec], output: 
             raise CannotStart(f"not ready after {timeout_s:g} s; still waiting for: {missing}")
         if time.monotonic() - said_s > _REMIND_S:
             said_s = time.monotonic()
-            output.say(f"waiting for: {missing}")
+            output.say(f"waiting for: {missing}, for {said_s - started_s:.0f} s now")
         await asyncio.sleep(_POLL_S)
     output.say(f"ready after {time.monotonic() - started_s:.1f} s")
