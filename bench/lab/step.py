@@ -1,8 +1,8 @@
 """`kvasir bench step`: a step of the engine on this CPU, each figure as a share of its floor, measured in the same run.
 
 A decode step cannot be faster than reading weights, keys and values once, nor than its products at the speed of a
-large one; a prompt cannot be faster than its products. Forms of the weights take turns in every round. A run measures
-what it is asked to; what earlier runs found of other things stays in the folder, each with the floors of its own run.
+large one; a prompt cannot be faster than its products. Floors and forms of the weights take turns in every round. A
+run measures what it is asked to; what earlier runs found of other things stays in the folder, each with its own floors.
 """
 
 import statistics
@@ -77,24 +77,37 @@ class StepLab:
         model = self.models[form]
         model.logits(model.forward(batch, self.cache.data)[batch.sampled_tokens])
 
-    def measure(self, case: Case, num_rounds: int, floors: Floors) -> list[Measured]:
+    def measure(self, case: Case, num_rounds: int, yardstick: "Yardstick") -> list[Measured]:
+        """Medians. The floors are looked at in each round, for memory is not as fast at all times."""
         batch = self.batch(case)
+        looks: list[Floors] = []
         times_s: dict[str, list[float]] = {form: [] for form in self.models}
         for _ in range(1 + num_rounds):  # at first, loops are loaded and steps of decodes recorded
+            looks.append(yardstick.measure())
             for form, taken in times_s.items():
                 taken.append(_seconds(partial(self.step, form, batch)))
+        floors = Floors(
+            statistics.median(look.bytes_per_s for look in looks[1:]),
+            statistics.median(look.flop_per_s for look in looks[1:]),
+        )
         return [
             Measured(case.name, form, statistics.median(taken[1:]), floor_s(self.work, form, floors, case), floors)
             for form, taken in times_s.items()
         ]
 
 
-def measure_floors() -> Floors:
-    """Medians, on the threads that torch computes on."""
-    source, a, b = torch.ones(64 << 20), torch.randn(2048, 2048), torch.randn(2048, 2048)
-    works: tuple[Callable[[], object], ...] = (source.sum, lambda: a @ b)
-    read_s, product_s = (statistics.median(_seconds(work) for _ in range(7)) for work in works)
-    return Floors(source.nbytes / read_s, 2 * 2048**3 / product_s)
+class Yardstick:
+    """What floors are made of, on the threads that torch computes on: a sum of 256 MiB, a product of 17 GFLOP."""
+
+    def __init__(self) -> None:
+        self._source = torch.ones(64 << 20)
+        self._factors, self._product = torch.randn(2, 2048, 2048), torch.zeros(2048, 2048)
+
+    def measure(self) -> Floors:
+        read_s, product_s = (
+            _seconds(work) for work in (self._source.sum, partial(torch.mm, *self._factors, out=self._product))
+        )
+        return Floors(self._source.nbytes / read_s, 2 * 2048**3 / product_s)
 
 
 def _num_blocks(case: Case) -> int:
@@ -110,10 +123,10 @@ def _seconds(work: Callable[[], object]) -> float:
 @torch.inference_mode()
 def measure_steps(lab: StepLab, cases: tuple[Case, ...], num_rounds: int, quiet: Quiet) -> list[Measured]:
     found: list[Measured] = []
-    floors = measure_floors()
+    yardstick = Yardstick()
     for case in cases:
         quiet.look()
-        found += lab.measure(case, num_rounds, floors)
+        found += lab.measure(case, num_rounds, yardstick)
         for one in found[-len(lab.models) :]:
             print(one.line(), file=sys.stderr, flush=True)
     return found

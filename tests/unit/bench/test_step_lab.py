@@ -67,8 +67,9 @@ def test_a_run_measures_every_form_and_where_steps_go(
 ) -> None:
     monkeypatch.setattr(step, "DECODES", (Case(2, 17, 1),))
     monkeypatch.setattr(step, "PREFILLS", (Case(1, 0, 20),))
-    monkeypatch.setattr(step, "measure_floors", lambda: Floors(30e9, 150e9))
-    options = ["--model", str(model), "--weights", "fp32", "int8", "--rounds", "1", "--output", str(tmp_path)]
+    looks = iter([Floors(1e9, 1e9), Floors(20e9, 170e9), Floors(30e9, 150e9), Floors(90e9, 110e9)] * 2)
+    monkeypatch.setattr(step.Yardstick, "measure", lambda self: next(looks))
+    options = ["--model", str(model), "--weights", "fp32", "int8", "--rounds", "3", "--output", str(tmp_path)]
     assert step.main(options) == 0
     found = json.loads((tmp_path / "step.json").read_text())
     cases = {"decode, 2 with 17 tokens each", "prefill, 20 tokens"}
@@ -76,6 +77,8 @@ def test_a_run_measures_every_form_and_where_steps_go(
         (c, f) for c in cases for f in ("fp32", "int8")
     }
     assert all(one["step_s"] > 0 for one in found["measured"])
+    # Medians of each; the first round does not count.
+    assert all(one["floors"] == {"bytes_per_s": 30e9, "flop_per_s": 150e9} for one in found["measured"])
     assert [one["form"] for one in found["profiles"]] == ["fp32", "fp32, drawn", "int8", "int8, drawn"]
     for one in found["profiles"]:
         assert min(one["parts_ms"].values()) > 0
