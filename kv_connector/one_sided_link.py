@@ -5,7 +5,6 @@ A link does not mend: whatever happens to it fails all that waits for it, and th
 
 import asyncio
 import itertools
-import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Sequence
@@ -18,16 +17,12 @@ from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector import one_sided_protocol as protocol
 from kvasir.kv_connector.base import BlockKey, Frame, TransferId
 from kvasir.kv_connector.errors import OtherVersion
-from kvasir.kv_connector.one_sided_engine import Pool, ReadChannel, ReadEngine
+from kvasir.kv_connector.one_sided_engine import Pool, ReadEngine
 from kvasir.kv_connector.settings import ConnectorSettings
-from kvasir.kv_connector.staging import Staging
-from kvasir.kv_connector.threads import Job, Threads
-
-log = logging.getLogger(__name__)
+from kvasir.kv_connector.staging import CONNECT_TIMEOUT_S, StagedReads, Staging
 
 T = TypeVar("T")
 
-_CONNECT_TIMEOUT_S = 10.0  # an engine may take a while to meet a peer for the first time
 _ANSWER_TIMEOUT_S = 5.0
 _READ_AHEAD_BYTES = 1 << 20
 _MIN_SLOTS, _MAX_SLOTS = 2, protocol.MAX_KEYS_PER_FETCH
@@ -69,13 +64,11 @@ class Link:
         self._settings = settings
         self._max_payload_bytes = max_payload_bytes
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._worker = Threads(1, f"kv-{address}")
         self._numbers = itertools.count()
         self._batches: dict[bytes, _Batch] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._staging: Staging | None = None
-        self._channel: ReadChannel | None = None  # the worker's
+        self._reads: StagedReads | None = None
         self._num_remote_blocks = 0
         self._loan_s = 0.0
 
@@ -87,7 +80,7 @@ class Link:
     async def connect(self) -> None:
         """Returns when each side has proved that it knows the secret, and the engine can read."""
         try:
-            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 reader = await self._shake_hands()
         except Exception as error:
             self.close(str(error) or "no answer")
@@ -107,8 +100,10 @@ class Link:
             self._reading.cancel()
         if self._writer is not None:
             self._writer.transport.abort()
-        self._worker.start(self._let_go).done.add_done_callback(self._end)
-        self._worker.stop()
+        if self._reads is None:
+            self.ended.set()
+        else:
+            self._reads.close().add_done_callback(self._end)
 
     def say(self, *fields: bytes) -> None:
         if self._writer is not None and not self._lost.done():
@@ -137,18 +132,19 @@ class Link:
 
     @property
     def _has_room(self) -> bool:
-        return self._staging is not None and self._staging.num_free > 0
+        return self._reads is not None and self._reads.staging.num_free > 0
 
     @property
-    def _opened(self) -> Staging:
-        if self._staging is None:
+    def _opened(self) -> StagedReads:
+        if self._reads is None:
             raise KVTransferError(self.why_lost or "not connected yet")
-        return self._staging
+        return self._reads
 
     async def _start(self, transfer_id: TransferId, waiting: deque[BlockKey]) -> _Batch:
-        while not self._opened.num_free:
-            await self._or_lost(self._opened.has_free.wait())
-        slots = self._opened.take(min(len(waiting), max(self._opened.num_slots // 2, 1)))
+        staging = self._opened.staging
+        while not staging.num_free:
+            await self._or_lost(staging.has_free.wait())
+        slots = staging.take(min(len(waiting), max(staging.num_slots // 2, 1)))
         keys = [waiting.popleft() for _ in slots]
         answers: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
         request = next(self._numbers).to_bytes(8, "little")
@@ -162,7 +158,7 @@ class Link:
     async def _get(
         self, request: bytes, answers: asyncio.Future[list[Answer]], slots: Sequence[int]
     ) -> list[Frame | None]:
-        asked_s, staging = time.monotonic(), self._opened
+        asked_s, staging = time.monotonic(), self._opened.staging
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 found = await self._or_lost(answers)
@@ -185,8 +181,9 @@ class Link:
         """`lent` is slot -> the sender's block."""
         if self._lost.done():  # the answers came just before: nothing is read any more from a peer that is let go
             raise KVTransferError(self.why_lost)
-        timeout_s = self._settings.transfer_allowance_s(len(lent) * self._opened.pool.block_bytes)
-        reading = self._worker.start(self._read_in_worker, list(lent.values()), list(lent), timeout_s).done
+        reads = self._opened
+        timeout_s = self._settings.transfer_allowance_s(len(lent) * reads.staging.pool.block_bytes)
+        reading = reads.read(list(lent.values()), list(lent), timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._or_lost(asyncio.shield(reading))
@@ -194,13 +191,9 @@ class Link:
             self.close(f"reading failed: {error!r}")
             raise KVTransferError(self.why_lost) from error
 
-    def _read_in_worker(self, job: Job[None], remote: Sequence[int], local: Sequence[int], timeout_s: float) -> None:
-        assert self._channel is not None
-        self._channel.read(remote, local, timeout_s)
-
     def _give_slots_back(self, batch: _Batch, _: object = None) -> None:
-        if self._staging is not None:
-            self._staging.put_back(batch.slots)
+        if self._reads is not None:
+            self._reads.staging.put_back(batch.slots)
 
     async def _or_lost(self, awaitable: Awaitable[T]) -> T:
         """Its result, unless the link is lost before."""
@@ -228,24 +221,13 @@ class Link:
             raise KVTransferError(f"its blocks have {remote.block_bytes} bytes, ours at most {self._max_payload_bytes}")
         self._num_remote_blocks = remote.num_blocks
         slot_bytes = remote.block_bytes or self._max_payload_bytes
-        self._staging = Staging(min(max(self._settings.window_bytes // slot_bytes, _MIN_SLOTS), _MAX_SLOTS), slot_bytes)
+        num_slots = min(max(self._settings.window_bytes // slot_bytes, _MIN_SLOTS), _MAX_SLOTS)
+        self._reads = StagedReads(self._engine, self._address, Staging(num_slots, slot_bytes))
         if remote.num_blocks:
-            await asyncio.shield(self._worker.start(self._connect_engine, engine, remote, self._staging.pool).done)
+            await self._reads.connect(engine, remote)
 
-    def _connect_engine(self, job: Job[None], engine: bytes, remote: Pool, local: Pool) -> None:
-        self._channel = self._engine.connect(engine, remote, local)
-        self._channel.read([0], [0], _CONNECT_TIMEOUT_S)  # engines connect when something is read, and not before
-
-    def _let_go(self, job: Job[None]) -> None:
-        if self._channel is not None:
-            self._channel.close()
-
-    def _end(self, letting_go: asyncio.Future[None]) -> None:
-        if letting_go.cancelled() or letting_go.exception():
-            log.warning("%s, and its reads cannot be ended: %r", self.why_lost, letting_go)
-            if self._staging is not None:
-                self._staging.keep_for_ever()
-        self._staging = None
+    def _end(self, _: object) -> None:
+        self._reads = None
         self.ended.set()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
