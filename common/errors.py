@@ -13,7 +13,7 @@ ServingError
 
 
 class ServingError(Exception):
-    retryable = False
+    pass
 
 
 class InvalidRequest(ServingError):
@@ -26,8 +26,6 @@ class InvalidRequest(ServingError):
 
 
 class Overloaded(ServingError):
-    retryable = True
-
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
@@ -42,11 +40,11 @@ class DeadlineExceeded(ServingError):
 
 
 class NodeUnavailable(ServingError):
-    retryable = True
+    pass
 
 
 class KVTransferError(ServingError):
-    retryable = True
+    pass
 
 
 class NumericalError(ServingError):

@@ -27,8 +27,6 @@ class _SecretChannel:
         self._channel = channel
         self._secret = secret
         self.close = channel.close
-        self.get_state = channel.get_state
-        self.wait_for_state_change = channel.wait_for_state_change
         self.channel_ready = channel.channel_ready
 
     async def __aenter__(self) -> "_SecretChannel":
@@ -42,9 +40,6 @@ class _SecretChannel:
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> MultiCallable:
         return self._with_secret(self._channel.unary_stream(*args, **kwargs))
-
-    def stream_unary(self, *args: Any, **kwargs: Any) -> MultiCallable:
-        return self._with_secret(self._channel.stream_unary(*args, **kwargs))
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> MultiCallable:
         return self._with_secret(self._channel.stream_stream(*args, **kwargs))

@@ -4,8 +4,6 @@ import logging
 import sys
 import time
 
-LEVELS = ("debug", "info", "warning", "error")
-
 
 def configure_logging(level: str, process: str) -> None:
     """Once, from `main`. `process` is a role and what tells it from its like: `prefill:50051`."""

@@ -29,6 +29,7 @@ from kvasir.kernels.kv_codec import (
     split_planes,
 )
 from kvasir.kernels.kv_dtypes import VALUE_BYTES, row_bytes
+from kvasir.kv_connector.base import CODEC_LOSSLESS, CODEC_NONE, LOSSY
 
 Bytes = NDArray[np.uint8]
 
@@ -142,14 +143,14 @@ def unpack_scaled(codec: str, payload: Bytes, layout: KVLayout) -> Bytes:
 @lru_cache(maxsize=64)
 def payload_sizes(codec: str, layout: KVLayout) -> range:
     """How many bytes a block can have on its way, by what is known before it is read; none: no block is packed so."""
-    if codec != "none" and codec != "lossless" and layout.dtype == "int8":
+    if codec in LOSSY and layout.dtype == "int8":
         return range(0)
-    if codec == "lossless":
+    if codec == CODEC_LOSSLESS:
         width, _ = planes_of(layout)
         return range(TAG_BYTES + 5 * width, TAG_BYTES + 4 * width + bytes_of(layout) + 1)
     scaled = TAG_BYTES + 4 * num_rows(layout) + num_values(layout)
     half = TAG_BYTES + bytes_of(layout, "float16")
-    size = {"none": bytes_of(layout), "fp16": half, "int8": scaled, "fp8": scaled}[codec]
+    size = {CODEC_NONE: bytes_of(layout), "fp16": half, "int8": scaled, "fp8": scaled}[codec]
     return range(size, size + 1)
 
 

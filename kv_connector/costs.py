@@ -7,6 +7,7 @@ Bandwidth is counted in bytes of blocks as they lie in this node's cache, whatev
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from kvasir.kv_connector.base import CODEC_LOSSLESS, CODEC_NONE
 
@@ -107,11 +108,12 @@ class Rates:
     """A meter for each source by its name, the ones used last."""
 
     def __init__(self, bytes_per_block: int, forget_after_s: float, clock: Callable[[], float]) -> None:
-        self._how = (bytes_per_block, forget_after_s, clock)
+        self._bytes_per_block = bytes_per_block
+        self._new_meter = partial(RateMeter, bytes_per_block, forget_after_s, clock)
         self._meters: OrderedDict[str, RateMeter] = OrderedDict()
 
     def of(self, source: str) -> RateMeter:
-        meter = self._meters.get(source) or self._meters.setdefault(source, RateMeter(*self._how))
+        meter = self._meters.get(source) or self._meters.setdefault(source, self._new_meter())
         self._meters.move_to_end(source)
         if len(self._meters) > _NUM_SOURCES:
             self._meters.popitem(last=False)
@@ -121,7 +123,7 @@ class Rates:
     def mean_block_s(self) -> float:
         """What one block takes to come, by the mean bandwidth of what has been measured; 0: nothing has been."""
         bandwidths = [rate.bandwidth_bytes_per_s for rate in self.known().values()]
-        return self._how[0] * len(bandwidths) / sum(bandwidths) if bandwidths else 0.0
+        return self._bytes_per_block * len(bandwidths) / sum(bandwidths) if bandwidths else 0.0
 
     def known(self) -> dict[str, Rate]:
         return {source: meter.rate for source, meter in self._meters.items() if meter.rate is not None}

@@ -10,7 +10,7 @@ promised --progress--> ready --fetch--> landed      verified, unpacked in its pl
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 _FINISH_TIMEOUT_S = 1.0
 _TURN_S = 0.002
 
+Frames = AsyncIterator[tuple[BlockKey, Frame | None]]
 OnBlock = Callable[[int, bool], None]  # index; whether it is exactly what this node would have computed
 
 
@@ -161,39 +162,19 @@ class IncomingTransfer:
         """Fetch, and return what may be tried again: what was refused, and what never came."""
         self._in_flight = {block.key: block for block in blocks}
         refused: list[KVBlock] = []
-        limit, loop = Limit(self._parts.clock), asyncio.get_running_loop()
+        limit = Limit(self._parts.clock)
         self._pace.begin()
         try:
             async with (
                 limit,
                 aclosing(self._source.fetch(list(self._in_flight), self._landing.on_threads(blocks))) as frames,
             ):
-                self._limit(limit, deadline_s)
-                turn_s = loop.time()
-                async for key, frame in frames:
-                    block = self._in_flight.pop(key, None)
-                    if block is None:
-                        continue  # a duplicate
-                    if frame is None:
-                        self._parts.metrics.miss(MissReason.ABSENT)
-                    elif not self._land(block, frame):
-                        refused.append(block)
-                    else:
-                        self._pace.landed()
-                    if loop.time() - turn_s > _TURN_S:  # a burst of blocks must not keep the event loop for itself
-                        self._pace.check(self._outstanding)
-                        self._limit(limit, deadline_s)
-                        await asyncio.sleep(0)
-                        turn_s = loop.time()
+                await self._take_in(frames, refused, limit, deadline_s)
         except TimeoutError as error:
-            if not limit.expired:
-                self._source.failed(KVTransferError(f"{error!r}"))
-            elif self._in_flight and not self._waits_for_deadline:
-                raise TooSlow(f"nothing came for as long as computing {len(self._at_stake)} blocks takes") from None
+            if limit.expired:
+                self._nothing_came()
             else:
-                self._source.timed_out()
-                self._parts.metrics.miss(MissReason.TIMEOUT, len(self._in_flight))
-                self._in_flight.clear()
+                self._source.failed(KVTransferError(f"{error!r}"))
         except KVTransferError as error:
             self._source.failed(error)
         finally:
@@ -201,6 +182,34 @@ class IncomingTransfer:
         lost = self._outstanding
         self._in_flight.clear()
         return refused, lost
+
+    async def _take_in(self, frames: Frames, refused: list[KVBlock], limit: Limit, deadline_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._set(limit, deadline_s)
+        turn_s = loop.time()
+        async for key, frame in frames:
+            block = self._in_flight.pop(key, None)
+            if block is None:
+                continue  # a duplicate
+            if frame is None:
+                self._parts.metrics.miss(MissReason.ABSENT)
+            elif not self._land(block, frame):
+                refused.append(block)
+            else:
+                self._pace.landed()
+            if loop.time() - turn_s > _TURN_S:  # a burst of blocks must not keep the event loop for itself
+                self._pace.check(self._outstanding)
+                self._set(limit, deadline_s)
+                await asyncio.sleep(0)
+                turn_s = loop.time()
+
+    def _nothing_came(self) -> None:
+        """Until the limit."""
+        if self._in_flight and not self._waits_for_deadline:
+            raise TooSlow(f"nothing came for as long as computing {len(self._at_stake)} blocks takes") from None
+        self._source.timed_out()
+        self._parts.metrics.miss(MissReason.TIMEOUT, len(self._in_flight))
+        self._in_flight.clear()
 
     @property
     def _at_stake(self) -> list[KVBlock]:
@@ -211,7 +220,7 @@ class IncomingTransfer:
     def _outstanding(self) -> list[KVBlock]:
         return list(self._in_flight.values())
 
-    def _limit(self, limit: Limit, deadline_s: float) -> None:
+    def _set(self, limit: Limit, deadline_s: float) -> None:
         """Until the deadline, or until waiting for the next block would cost more than computing the rest."""
         if limit.expired:
             return  # it strikes as soon as we wait for anything
@@ -237,13 +246,11 @@ class IncomingTransfer:
         self._ready.clear()
         self._no_more()
 
-    def _has_landed(self, block: KVBlock) -> bool:
-        return block.index in self._landing.indices
-
     def _result(self) -> TransferResult:
+        landed = self._landing.indices
         return TransferResult(
-            num_fetched=len(self._landing.indices),
-            missing=tuple(block.index for block in self._wanted if not self._has_landed(block)),
+            num_fetched=len(landed),
+            missing=tuple(block.index for block in self._wanted if block.index not in landed),
             num_bytes=self._landing.num_bytes,
             transfer_s=sum(stop - start for start, stop in self._busy),
             overlapped_s=sum(max(0.0, min(stop, self._published_all_s) - start) for start, stop in self._busy),

@@ -146,7 +146,7 @@ class KVSender:
         self._give_back(released)
 
     def released(self, transfer_id: TransferId) -> None:
-        self._give_back(self._leases.end(transfer_id))
+        self.abort(transfer_id)
 
     def keep_alive(self, transfer_id: TransferId) -> None:
         self._leases.keep_alive(transfer_id)

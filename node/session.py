@@ -81,8 +81,6 @@ class Sessions:
         self._clock = clock
         self._grace_s = grace_s
         self._by_id: dict[str, Session] = {}
-        self.num_resumed = 0
-        self.num_lost = 0  # their grace ran out
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -101,7 +99,6 @@ class Sessions:
         resumed = session is not None and session.log.resume(last_event)
         if session is None or not resumed:
             session = self._begin(session_id)
-        self.num_resumed += resumed
         session.stream += 1
         session.detached_at_s = None
         session.changed.set()  # an older stream notices that it is one
@@ -117,7 +114,6 @@ class Sessions:
         now = self._clock()
         for session in self:
             if session.detached_at_s is not None and now - session.detached_at_s >= self._grace_s:
-                self.num_lost += 1
                 self.end(session)
 
     def end(self, session: Session) -> None:

@@ -10,8 +10,8 @@ from kvasir.kv_connector.receiver import KVReceiver
 
 
 class StoredPrompts:
-    """`compute_s`: what computing so many tokens here would take; where that is less than fetching, a store has
-    nothing."""
+    """`compute_s`: what computing so many tokens here would take. Where fetching takes longer, it is as if the store
+    had nothing."""
 
     def __init__(
         self, receiver: KVReceiver, kv_identity: bytes, block_size: int, compute_s: Callable[[int], float | None]
@@ -22,8 +22,8 @@ class StoredPrompts:
         self._compute_s = compute_s
 
     def keys(self, request: Request, num_tokens: int) -> list[BlockKey]:
-        """Of its full blocks; `num_tokens` came with it. The last one is computed in any case, and so is not in any of
-        them; none where all are."""
+        """Of the full blocks of its first `num_tokens` tokens, but for the last of these, which is computed here in any
+        case. Where the prompt is scored, all of them are, and there are no keys."""
         if request.is_scoring:
             return []
         token_ids = request.token_ids[: num_tokens - 1]

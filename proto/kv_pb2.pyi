@@ -76,7 +76,7 @@ class BlockHeader(_message.Message):
     """A content hash, or transfer id and index for blocks that have none."""
     num_tokens: _builtins.int
     codec: _builtins.str
-    """"none", or how the payload must be decoded: "lossless", "fp16", "int8"."""
+    """"none", or how the payload must be decoded: "lossless", "fp16", "int8", "fp8"."""
     payload_bytes: _builtins.int
     checksum: _builtins.int
     """xxh3-64 of the payload as it travels."""

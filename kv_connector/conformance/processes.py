@@ -52,7 +52,7 @@ async def test_a_sender_that_stops_in_mid_transfer(settings: ConnectorSettings, 
             landed.append(index)
 
         ticket = peer.ticket_of(name, node.connector.name, await peer.line_of(said, "PUBLISHED"))
-        transfer = node.receiver.start(ticket, peer.wanted(peer.keys_of(name)), on_block)
+        transfer = node.receiver.start(ticket, peer.blocks_of(peer.keys_of(name)), on_block)
         transfer.progress(_NUM_BLOCKS, committed=True)
         result = await transfer.done()
         assert sorted([*landed, *result.missing]) == list(range(_NUM_BLOCKS))
@@ -70,7 +70,7 @@ async def test_a_receiver_that_stops_in_mid_transfer(settings: ConnectorSettings
     """Its blocks come back, each once, when the lease has ended and the transport has let go."""
     settings, name = _hasty(settings), uuid.uuid4().hex[:16]
     async with asyncio.timeout(_DEADLINE_S), peer.node(settings, seed=1) as node:
-        await node.sender.publish(peer.ticket_of(name, node.connector.name), peer.outgoing(peer.keys_of(name)))
+        await node.sender.publish(peer.ticket_of(name, node.connector.name), peer.blocks_of(peer.keys_of(name)))
         own = peer.settings_to_json(settings)
         endpoint = node.connector.endpoint
         task = peer.Task(role="receive", settings=own, transfer_id=name, endpoint=endpoint, then=strike)
@@ -100,7 +100,7 @@ async def test_a_writer_that_is_killed_leaves_nothing_torn(settings: ConnectorSe
         process.kill()
         await process.wait()
         landed: list[int] = []
-        result = await node.receiver.fetch_stored(peer.wanted(keys), lambda index, *_: landed.append(index)).done()
+        result = await node.receiver.fetch_stored(peer.blocks_of(keys), lambda index, *_: landed.append(index)).done()
         assert sorted([*landed, *result.missing]) == list(range(_NUM_BLOCKS))
         assert 0 in landed
         landed_is_right(node, landed)

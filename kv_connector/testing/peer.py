@@ -50,11 +50,7 @@ def ticket_of(transfer_id: str, connector: str, endpoint: str = "") -> Ticket:
     return Ticket(transfer_id=TransferId(transfer_id), connector=connector, endpoints=endpoints)
 
 
-def outgoing(keys: list[BlockKey]) -> list[KVBlock]:
-    return [KVBlock(index, key, BlockId(index), 16) for index, key in enumerate(keys)]
-
-
-def wanted(keys: list[BlockKey]) -> list[KVBlock]:
+def blocks_of(keys: list[BlockKey]) -> list[KVBlock]:
     return [KVBlock(index, key, BlockId(index), 16) for index, key in enumerate(keys)]
 
 
@@ -97,7 +93,7 @@ async def _send(task: Task) -> None:
     async with node(settings, seed=1) as opened:
         print("BEGINS .", flush=True)
         ticket = ticket_of(task.transfer_id, opened.connector.name)
-        await opened.sender.publish(ticket, outgoing(keys_of(task.transfer_id)))
+        await opened.sender.publish(ticket, blocks_of(keys_of(task.transfer_id)))
         print(f"PUBLISHED {opened.connector.endpoint}", flush=True)
         await asyncio.sleep(_STAY_S)
 
@@ -113,7 +109,7 @@ async def _receive(task: Task) -> None:
     settings, landed = ConnectorSettings(**task.settings), asyncio.Event()
     async with node(settings, seed=2) as opened:
         ticket = ticket_of(task.transfer_id, opened.connector.name, task.endpoint)
-        transfer = opened.receiver.start(ticket, wanted(keys_of(task.transfer_id)), strike)
+        transfer = opened.receiver.start(ticket, blocks_of(keys_of(task.transfer_id)), strike)
         transfer.progress(NUM_BLOCKS, committed=True)
         result = await transfer.done()
         misses = {reason.value: number for reason, number in opened.metrics.misses.items()}

@@ -48,7 +48,6 @@ async def test_when_the_grace_is_over_it_ends_once() -> None:
     again, resumed = world.open("router-a/1")
     assert not resumed
     assert again is not session
-    assert world.sessions.num_lost == 1
 
 
 async def test_a_new_session_of_the_same_router_ends_the_old_one_at_once() -> None:
