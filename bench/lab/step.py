@@ -30,6 +30,7 @@ from kvasir.engine.models.rope import rope_tables
 from kvasir.engine.request import Request, RequestId
 from kvasir.engine.sampling_params import SamplingParams
 from kvasir.engine.step import Chunk
+from kvasir.kernels.cpu import huge_pages
 from kvasir.kernels.linear import Quantization
 
 FORMS: dict[str, Quantization] = {
@@ -97,16 +98,18 @@ class StepLab:
 
 
 class Yardstick:
-    """What floors are made of, on the threads that torch computes on: a sum of 256 MiB, a product of 17 GFLOP."""
+    """What floors are made of, on the threads that torch computes on: sums of 256 MiB, a product of 17 GFLOP.
+
+    In large pages, as the weights are.
+    """
 
     def __init__(self) -> None:
-        self._source = torch.ones(64 << 20)
-        self._factors, self._product = torch.randn(2, 2048, 2048), torch.zeros(2048, 2048)
+        self._source = huge_pages.empty((64 << 20,), torch.float32).fill_(1)
+        self._a, self._b, self._product = (huge_pages.empty((2048, 2048), torch.float32).normal_() for _ in range(3))
 
     def measure(self) -> Floors:
-        read_s, product_s = (
-            _seconds(work) for work in (self._source.sum, partial(torch.mm, *self._factors, out=self._product))
-        )
+        read_s = statistics.median(_seconds(self._source.sum) for _ in range(3))
+        product_s = _seconds(partial(torch.mm, self._a, self._b, out=self._product))
         return Floors(self._source.nbytes / read_s, 2 * 2048**3 / product_s)
 
 
