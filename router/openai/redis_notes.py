@@ -27,15 +27,7 @@ from kvasir.common.logging import Sparse
 from kvasir.proto import workers_pb2 as pb
 from kvasir.router.batches import Batches
 from kvasir.router.openai.errors import StoreUnavailable
-from kvasir.router.openai.stream_notes import (
-    StreamLog,
-    StreamOrigin,
-    TakenStream,
-    head_of,
-    line_of,
-    origin_of,
-    taken_stream,
-)
+from kvasir.router.openai.stream_notes import StreamLog, StreamOrigin, TakenStream, line_of
 from kvasir.router.types import RoutedRequest, TokenDelta
 
 log = logging.getLogger(__name__)
@@ -122,9 +114,9 @@ class RedisNotes:
             return False
         try:
             head = pb.StreamHead.FromString(noted[0])
-            origin = origin_of(response_id, head)
+            origin = StreamOrigin.of(response_id, head)
             stream_log = RedisStreamLog(self, key, origin, head.grace_s, holder)
-            found = taken_stream(origin, head, b"".join(noted[1:]), stream_log, last_event)
+            found = TakenStream.of(origin, head, b"".join(noted[1:]), stream_log, last_event)
         except (DecodeError, ValueError, TypeError, LookupError) as error:
             log.warning("a stream that is noted in Redis cannot be read: %s", error)
             return False
@@ -203,7 +195,7 @@ class RedisStreamLog:
         self._notes.hold(self._num_bytes)
 
     async def begin(self, requests: Sequence[RoutedRequest]) -> None:
-        head = head_of(self._origin, requests, self._grace_s).SerializeToString()
+        head = self._origin.head(requests, self._grace_s).SerializeToString()
         ttl_ms = self._notes.ttl_ms(self._origin.timeout_s, self._grace_s)
         if self._has_room(len(head)):
             answer = await self._notes.call(_BEGIN, self._key, self._holder, self._origin.endpoint, head, ttl_ms)

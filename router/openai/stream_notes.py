@@ -49,6 +49,36 @@ class StreamOrigin:
     body: bytes = b""  # as the client sent it
     timeout_s: float | None = None  # of the whole answer, from `created` on
 
+    @classmethod
+    def of(cls, response_id: str, head: pb.StreamHead) -> "StreamOrigin":
+        return cls(
+            response_id=response_id,
+            created=head.created,
+            endpoint=head.endpoint,
+            body=head.body,
+            timeout_s=head.timeout_s if head.HasField("timeout_s") else None,
+        )
+
+    def head(self, requests: Sequence[RoutedRequest], grace_s: float) -> pb.StreamHead:
+        """`requests`: one a prompt."""
+        first, *further = map(_prompt, requests)
+        return pb.StreamHead(
+            endpoint=self.endpoint,
+            body=self.body,
+            created=self.created,
+            timeout_s=self.timeout_s,
+            grace_s=grace_s,
+            seed=first.seed,
+            max_tokens=first.max_tokens,
+            prompt_token_ids=first.prompt_token_ids,
+            further_prompts=further,
+        )
+
+
+def _prompt(request: RoutedRequest) -> pb.StreamPrompt:
+    sampling, token_ids = request.sampling, pack_tokens(request.prompt_token_ids)
+    return pb.StreamPrompt(seed=sampling.seed, max_tokens=sampling.max_tokens, prompt_token_ids=token_ids)
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -57,6 +87,10 @@ class Asked:
     seed: int
     max_tokens: int
     prompt_token_ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, prompt: pb.StreamHead | pb.StreamPrompt) -> "Asked":
+        return cls(prompt.seed, prompt.max_tokens, unpack_tokens(prompt.prompt_token_ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +103,14 @@ class TakenStream:
     log: StreamLog
     last_event: int  # that the client has
 
+    @classmethod
+    def of(
+        cls, origin: StreamOrigin, head: pb.StreamHead, lines: bytes, log: StreamLog, last_event: int
+    ) -> "TakenStream":
+        """ValueError or TypeError for lines that another version of this has written."""
+        asked = [Asked.of(head), *map(Asked.of, head.further_prompts)]
+        return cls(origin=origin, asked=asked, deltas=deltas_of(lines), log=log, last_event=last_event)
+
 
 class Notes(Protocol):
     """Where the streams of one process are noted, and those of others found."""
@@ -80,55 +122,6 @@ class Notes(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-def head_of(origin: StreamOrigin, requests: Sequence[RoutedRequest], grace_s: float) -> pb.StreamHead:
-    """`requests`: one a prompt."""
-    first, *further = map(_prompt, requests)
-    return pb.StreamHead(
-        endpoint=origin.endpoint,
-        body=origin.body,
-        created=origin.created,
-        timeout_s=origin.timeout_s,
-        grace_s=grace_s,
-        seed=first.seed,
-        max_tokens=first.max_tokens,
-        prompt_token_ids=first.prompt_token_ids,
-        further_prompts=further,
-    )
-
-
-def origin_of(response_id: str, head: pb.StreamHead) -> StreamOrigin:
-    return StreamOrigin(
-        response_id=response_id,
-        created=head.created,
-        endpoint=head.endpoint,
-        body=head.body,
-        timeout_s=head.timeout_s if head.HasField("timeout_s") else None,
-    )
-
-
-def taken_stream(
-    origin: StreamOrigin, head: pb.StreamHead, lines: bytes, log: StreamLog, last_event: int
-) -> TakenStream:
-    """ValueError or TypeError for lines that another version of this has written."""
-    prompts: list[pb.StreamHead | pb.StreamPrompt] = [head, *head.further_prompts]
-    return TakenStream(
-        origin=origin,
-        asked=[_asked(one) for one in prompts],
-        deltas=deltas_of(lines),
-        log=log,
-        last_event=last_event,
-    )
-
-
-def _prompt(request: RoutedRequest) -> pb.StreamPrompt:
-    sampling, token_ids = request.sampling, pack_tokens(request.prompt_token_ids)
-    return pb.StreamPrompt(seed=sampling.seed, max_tokens=sampling.max_tokens, prompt_token_ids=token_ids)
-
-
-def _asked(one: pb.StreamHead | pb.StreamPrompt) -> Asked:
-    return Asked(one.seed, one.max_tokens, tuple(unpack_tokens(one.prompt_token_ids)))
 
 
 def line_of(delta: TokenDelta) -> bytes:

@@ -13,15 +13,7 @@ import grpc.aio
 from kvasir.common.logging import Sparse
 from kvasir.proto import workers_pb2 as pb
 from kvasir.router.batches import Batches
-from kvasir.router.openai.stream_notes import (
-    StreamLog,
-    StreamOrigin,
-    TakenStream,
-    head_of,
-    line_of,
-    origin_of,
-    taken_stream,
-)
+from kvasir.router.openai.stream_notes import StreamLog, StreamOrigin, TakenStream, line_of
 from kvasir.router.types import RoutedRequest, TokenDelta
 
 log = logging.getLogger(__name__)
@@ -55,10 +47,10 @@ class HubNotes:
             return False
         if not answer.HasField("head"):
             return bool(answer.is_held)
-        origin = origin_of(response_id, answer.head)
+        origin = StreamOrigin.of(response_id, answer.head)
         num_noted = answer.lines.count(b"\n")
         log = HubStreamLog(self, owner, origin, answer.head.grace_s, num_noted)
-        return taken_stream(origin, answer.head, answer.lines, log, last_event)
+        return TakenStream.of(origin, answer.head, answer.lines, log, last_event)
 
     async def close(self) -> None:
         """The channel is the process's."""
@@ -90,7 +82,7 @@ class HubStreamLog:
         self._num_noted = num_noted
 
     async def begin(self, requests: Sequence[RoutedRequest]) -> None:
-        head = head_of(self._origin, requests, self._grace_s)
+        head = self._origin.head(requests, self._grace_s)
         self._origin = replace(self._origin, body=b"")  # it may be large, and the parent has it
         await self._note(begun=head)
 
