@@ -57,9 +57,9 @@ class Node(ABC, Generic[E]):
         )
         self.transfer_metrics = TransferMetrics()
         settings, metrics = parts.connector_settings, self.transfer_metrics
-        about = (parts.connector, parts.memory, parts.model.kv_identity)
-        self.sender = KVSender(*about, self.epoch, self.release_blocks, settings, metrics=metrics)
-        self.receiver = KVReceiver(*about, settings, metrics=metrics)
+        shared = (parts.connector, parts.memory, parts.model.kv_identity)
+        self.sender = KVSender(*shared, self.epoch, self.release_blocks, settings, metrics=metrics)
+        self.receiver = KVReceiver(*shared, settings, metrics=metrics)
         parts.engine.on_step = self.metrics.stepped
         self.metrics.metrics.sampled(self._samples)
         self._actions: dict[str, Callable[[Session, Any], None]] = {

@@ -7,6 +7,7 @@ SIGTERM and SIGINT drain and exit with 0; a second one cuts the drain short. A c
 """
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -87,7 +88,8 @@ def _check_ports(config: NodeConfig) -> None:
             try:
                 held.enter_context(listening(host, port))
             except OSError as error:
-                reason = f"--{option_of[port]} has that port" if port in option_of else error.strerror or error
+                is_ours = error.errno == errno.EADDRINUSE and port in option_of
+                reason = f"--{option_of[port]} has that port" if is_ours else error.strerror or error
                 raise OSError(f"cannot listen on {address} (--{option}): {reason}") from error
             if port:
                 option_of[port] = option

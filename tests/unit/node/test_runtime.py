@@ -263,6 +263,7 @@ def test_one_port_for_two_options_is_found_before_the_model_is_loaded(caplog: py
         ({"metrics_port": 0, "kv_listen": one}, f"cannot listen on {one} (--kv-listen): --listen has that port"),
         ({"metrics_port": 0, "kv_listen": f"0.0.0.0:{port}"}, "(--kv-listen): --listen has that port"),
         ({"listen": "127.0.0.1:0", "metrics_port": port, "kv_listen": one}, "(--kv-listen): --metrics-port has"),
+        ({"metrics_port": 0, "kv_listen": f"192.0.2.1:{port}"}, "(--kv-listen): Cannot assign requested address"),
     ):
         assert exit_status_of(**{"listen": one, **options}) == 1
         assert words in caplog.text
