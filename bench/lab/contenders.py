@@ -1,15 +1,15 @@
 """What is compared: transformers, our engine in this process, and a whole cluster over HTTP. All greedy, in fp32."""
 
-import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from kvasir.bench.timeline import Timeline
 
 Tokens = Sequence[int]
+Quantization = Literal["none", "fp16", "int8", "int4", "w8a8_int8", "w4a8_int8"]
 
 
 class Contender(Protocol):
@@ -61,23 +61,24 @@ class TransformersContender:
         return time.perf_counter() - started_s
 
     def decode_tokens_per_s(self, prompts: Sequence[Tokens], num_tokens: int) -> float:
-        input_ids = self._torch.tensor([list(prompt) for prompt in prompts])
         ends_s: list[float] = []
 
         def note_time(token_ids: object, scores: object) -> object:
             ends_s.append(time.perf_counter())
-            return self._torch.zeros(len(prompts), dtype=self._torch.bool)  # nothing is to stop early
+            return self._torch.zeros(len(prompts), dtype=self._torch.bool)  # and stop none of them
 
-        self._model.generate(
-            input_ids,
-            attention_mask=self._torch.ones_like(input_ids),
-            do_sample=False,
-            min_new_tokens=num_tokens,
-            max_new_tokens=num_tokens,
-            stopping_criteria=[note_time],
-            pad_token_id=0,
-        )
+        self.generate(prompts, num_tokens, stopping_criteria=[note_time])
         return len(prompts) * (len(ends_s) - 1) / (ends_s[-1] - ends_s[0])
+
+    def generate(self, prompts: Sequence[Tokens], num_tokens: int, **options: Any) -> list[list[int]]:
+        """The tokens of each prompt: so many, for nothing stops early."""
+        input_ids = self._torch.tensor([list(prompt) for prompt in prompts])
+        output = self._model.generate(
+            input_ids, attention_mask=self._torch.ones_like(input_ids), do_sample=False,
+            max_new_tokens=num_tokens, eos_token_id=-1, pad_token_id=0, **options,
+        )  # fmt: skip
+        found: list[list[int]] = output[:, input_ids.shape[1] :].tolist()
+        return found
 
 
 class EngineContender:
@@ -85,15 +86,14 @@ class EngineContender:
 
     name = "kvasir engine"
 
-    def __init__(self, model: Path, kv_cache_bytes: int = 1 << 30) -> None:
+    def __init__(self, model: Path, quantization: Quantization = "none") -> None:
         from kvasir.engine.factory import build_engine
         from kvasir.engine.settings import EngineSettings
 
         settings = EngineSettings(
-            model=str(model), kv_cache_memory=kv_cache_bytes, enable_prefix_caching=False, max_num_batched_tokens=512
+            model=str(model), kv_cache_memory=1 << 30, enable_prefix_caching=False, quantization=quantization
         )
         self._engine, *_ = build_engine(settings)
-        self._numbers = itertools.count()
 
     def prefill_s(self, prompt: Tokens) -> float:
         (timeline,) = self._run([prompt], 1)
@@ -102,10 +102,18 @@ class EngineContender:
     def decode_tokens_per_s(self, prompts: Sequence[Tokens], num_tokens: int) -> float:
         return steady_tokens_per_s(self._run(prompts, num_tokens))
 
-    def _run(self, prompts: Sequence[Tokens], num_tokens: int) -> list[Timeline]:
-        from kvasir.bench.lab.engine_runs import new_request, submit_all
+    def generate(self, prompts: Sequence[Tokens], num_tokens: int) -> list[list[int]]:
+        """The tokens of each prompt."""
+        from kvasir.bench.lab.engine_runs import new_requests, run_to_end
 
-        requests = [new_request(next(self._numbers), prompt, num_tokens) for prompt in prompts]
+        requests = new_requests(prompts, num_tokens)
+        run_to_end(self._engine, requests)
+        return [request.output_token_ids for request in requests]
+
+    def _run(self, prompts: Sequence[Tokens], num_tokens: int) -> list[Timeline]:
+        from kvasir.bench.lab.engine_runs import new_requests, submit_all
+
+        requests = new_requests(prompts, num_tokens)
         arrivals_s: dict[str, list[float]] = {request.request_id: [] for request in requests}
         sent_s = time.perf_counter()
         submit_all(self._engine, requests)

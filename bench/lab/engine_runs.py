@@ -17,6 +17,10 @@ def new_request(name: object, prompt: Sequence[int], num_tokens: int, **sampling
     )
 
 
+def new_requests(prompts: Sequence[Sequence[int]], num_tokens: int) -> list[Request]:
+    return [new_request(number, prompt, num_tokens) for number, prompt in enumerate(prompts)]
+
+
 def submit_all(engine: Engine, requests: Sequence[Request]) -> None:
     for request in requests:
         engine.submit(request)

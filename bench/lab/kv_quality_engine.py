@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from kvasir.bench.lab.bare_model import BLOCK_SIZE, BareModel
-from kvasir.bench.lab.engine_runs import new_request, run_to_end, submit_all
+from kvasir.bench.lab.engine_runs import new_requests, run_to_end, submit_all
 from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.engine.engine import Engine
 from kvasir.engine.limits import Limits
@@ -71,14 +71,14 @@ class CodecLab:
 
     def generate_here(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
         """Greedy tokens of each prompt, all of it computed by one engine: what the others are held against."""
-        requests = [new_request(i, prompt, num_tokens) for i, prompt in enumerate(prompts)]
+        requests = new_requests(prompts, num_tokens)
         engine = self._engine(len(requests))
         run_to_end(engine, requests)
         return [request.output_token_ids for request in requests]
 
     def generate_from(self, prefilled: Sequence[Prefilled], codec: str, num_tokens: int) -> list[list[int]]:
         """Greedy tokens of each prompt, whose blocks have gone through the codec."""
-        requests = [new_request(i, one.prompt, num_tokens) for i, one in enumerate(prefilled)]
+        requests = new_requests([one.prompt for one in prefilled], num_tokens)
         engine = self._engine(len(requests))
         for request in requests:
             request.awaits |= {"blocks", "continue"}

@@ -12,55 +12,18 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
 
+from kvasir.bench.lab.contenders import EngineContender, Quantization, Tokens, TransformersContender
 from kvasir.bench.lab.machine import let_threads_sleep
 from kvasir.cli.model import prepare_builtin_model
 
-Tokens = Sequence[int]
 # Prompts, all at once, and how many tokens each gets; the tokens.
 Generate = Callable[[Sequence[Tokens], int], list[list[int]]]
 
 
-def engine(model: Path, quantization: Literal["none", "fp16", "int8", "w8a8_int8", "w4a8_int8", "int4"]) -> Generate:
+def engine(model: Path, quantization: Quantization) -> Generate:
     let_threads_sleep()  # as in a node
-    from kvasir.bench.lab.engine_runs import new_request, run_to_end
-    from kvasir.engine.factory import build_engine
-    from kvasir.engine.settings import EngineSettings
-
-    settings = EngineSettings(
-        model=str(model), kv_cache_memory=1 << 30, enable_prefix_caching=False, quantization=quantization
-    )
-    built = build_engine(settings)[0]
-
-    def generate(prompts: Sequence[Tokens], num_tokens: int) -> list[list[int]]:
-        requests = [new_request(index, prompt, num_tokens) for index, prompt in enumerate(prompts)]
-        run_to_end(built, requests)
-        return [request.output_token_ids for request in requests]
-
-    return generate
-
-
-def transformers(model: Path) -> Generate:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-
-    def generate(prompts: Sequence[Tokens], num_tokens: int) -> list[list[int]]:
-        input_ids = torch.tensor([list(prompt) for prompt in prompts])
-        output = network.generate(
-            input_ids,
-            attention_mask=torch.ones_like(input_ids),
-            do_sample=False,
-            max_new_tokens=num_tokens,
-            eos_token_id=-1,  # nothing is to stop early
-            pad_token_id=0,
-        )
-        found: list[list[int]] = output[:, input_ids.shape[1] :].tolist()
-        return found
-
-    return generate
+    return EngineContender(model, quantization).generate
 
 
 CONTENDERS: dict[str, Callable[[Path], Generate]] = {
@@ -70,7 +33,7 @@ CONTENDERS: dict[str, Callable[[Path], Generate]] = {
     "kvasir-int4": lambda model: engine(model, "int4"),
     "kvasir-w8a8": lambda model: engine(model, "w8a8_int8"),
     "kvasir-w4a8": lambda model: engine(model, "w4a8_int8"),
-    "transformers": transformers,
+    "transformers": lambda model: TransformersContender(model).generate,
 }
 
 
