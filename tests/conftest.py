@@ -28,5 +28,6 @@ class OneClusterAtATime(LoadFileScheduling):
         return "e2e" if nodeid.startswith("tests/e2e/") else super()._split_scope(nodeid)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneClusterAtATime:
     return OneClusterAtATime(config, log)
