@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e import reference
 
-pytestmark = [pytest.mark.parity, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.parity, pytest.mark.timeout(1800)]
 
 
 def test_stored_answers_are_what_transformers_says(model_dir: Path) -> None:
