@@ -77,7 +77,7 @@ class InBackground:
         except BaseException as error:
             self._error = error
 
-    def result(self, timeout_s: float = 90) -> list[int]:
+    def result(self, timeout_s: float = 240) -> list[int]:
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), "the stream hangs"
         if self._error is not None:

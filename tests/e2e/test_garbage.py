@@ -34,7 +34,7 @@ def unharmed(cluster: Cluster) -> Iterator[None]:
     sockets = {service: service.num_open_sockets for service in cluster.services}
     yield
     assert [service.name for service in cluster.services if service.process.poll() is not None] == []
-    cluster.wait_ready(30)
+    cluster.wait_ready()
     assert stream(cluster, prompt) == expected(prompt)
     for service in cluster.services:
         wait_until(_has_let_go(service, sockets[service] + 8), 60, f"{service.name} closes what strangers opened")
