@@ -40,7 +40,9 @@ def open_connector(settings: ConnectorSettings) -> KVConnector:
         raise ValueError(f"unknown connector {name!r}; choose one of {', '.join(connector_names())}, or module:Class")
     path = next((entry.value for entry in installed), name)
     try:
-        return _load(path)(settings)
+        connector = _load(path)(settings)
+        log.debug("connector %s of %s, a %s", connector.name, path, "store" if connector.is_store else "peer")
+        return connector
     except Exception as error:
         log.debug("connector %s cannot be made", path, exc_info=True)
         reason = " ".join(f"{type(error).__name__}: {error}".split())

@@ -25,6 +25,8 @@ def test_a_path_that_leads_nowhere() -> None:
         open_connector(ConnectorSettings(name="kvasir.kv_connector.memory:Nix"))
     with pytest.raises(ValueError, match="no_such_package:Thing cannot be made: ModuleNotFoundError: No module named"):
         open_connector(ConnectorSettings(name="no_such_package:Thing"))
+    with pytest.raises(ValueError, match="builtins:id cannot be made: AttributeError: 'int' object has no .* 'name'"):
+        open_connector(ConnectorSettings(name="builtins:id"))
 
 
 class Odd:
