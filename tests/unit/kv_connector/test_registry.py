@@ -25,7 +25,7 @@ def test_a_path_that_leads_nowhere() -> None:
         open_connector(ConnectorSettings(name="kvasir.kv_connector.memory:Nix"))
     with pytest.raises(ValueError, match="no_such_package:Thing cannot be made: ModuleNotFoundError: No module named"):
         open_connector(ConnectorSettings(name="no_such_package:Thing"))
-    with pytest.raises(ValueError, match="builtins:id cannot be made: AttributeError: 'int' object has no .* 'name'"):
+    with pytest.raises(ValueError, match=r"builtins:id cannot be made: AttributeError: 'int' object has no .* 'name'"):
         open_connector(ConnectorSettings(name="builtins:id"))
 
 
@@ -64,8 +64,12 @@ def test_settings_hide_what_is_secret() -> None:
 @pytest.mark.parametrize(
     ("name", "modules", "words"),
     [
-        ("nixl", ["nixl", "nixl._api", "nixl_cu12._api", "nixl_cu13._api"], r"pip install 'kvasir\[nixl\]'"),
-        ("mooncake", ["mooncake", "mooncake.engine"], r"pip install 'kvasir\[mooncake\]', and the library libibverbs1"),
+        ("nixl", ["nixl", "nixl._api", "nixl_cu12._api", "nixl_cu13._api"], r"pip install '\.\[nixl\]'"),
+        (
+            "mooncake",
+            ["mooncake", "mooncake.engine"],
+            r"pip install '\.\[mooncake\]' in the project's folder, and the library libibverbs1",
+        ),
     ],
 )
 def test_a_missing_library_is_named_with_what_to_install(
