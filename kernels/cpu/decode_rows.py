@@ -58,15 +58,14 @@ def _list_scales(cache: Any, shape: Any, layer: Any, block_tables: Any, place: A
                  scales: Any) -> None:  # fmt: skip
     num_layers, num_kv_heads, block_size, head_dim = shape
     s, _, _, _, start, end, low = place
-    i = 0
+    i, index, offset = 0, start // block_size, start % block_size
     while start + i < end:
-        block, offset = block_tables[s, (start + i) // block_size], (start + i) % block_size
         count = min(block_size - offset, end - start - i)
-        values = address_of(cache, (num_layers, num_kv_heads), block, layer, which, head)
+        values = address_of(cache, (num_layers, num_kv_heads), block_tables[s, index], layer, which, head)
         own, found = scales[i : i + count], float32_array(values + block_size * head_dim + 4 * offset, (count,))
         for k in range(count):
             own[k] = found[k]
-        i += count
+        i, index, offset = i + count, index + 1, 0
     scales[:low] = 0
 
 

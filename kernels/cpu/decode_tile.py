@@ -12,6 +12,7 @@ from kvasir.kernels.cpu.simd import LANES, TILE_ROWS, as_floats
 from kvasir.kernels.cpu.softmax import CHAINS
 
 _LINE_BYTES = 64
+_TOGETHER = 2  # vectors of scores: their sums, of TILE_ROWS rows each, stay in registers
 _FUSE = ("contract",)
 _F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
@@ -103,34 +104,48 @@ class _Tile:
     def scores(self, rows: int, queries: Any, query_stride: Any, keys: Any, depth: Any, ahead: Any) -> list[Any]:
         """A vector of scores for each row."""
         builder = self._builder
-        # One loop, and memory between its rounds: unrolled, the sums of all rounds would want registers at once.
+        # A loop, and memory between its rounds: unrolled, the sums of all rounds would want registers at once.
         parts = cgutils.alloca_once(builder, ir.ArrayType(self._vector, rows * CHAINS))
         parts, width = builder.ptrtoint(parts, _I64), ir.Constant(_I64, CHAINS * LANES)
-        with cgutils.for_range(builder, ir.Constant(_I64, CHAINS), intp=_I64) as loop:
-            column = builder.mul(loop.index, ir.Constant(_I64, LANES))
-            self._fetch_rows(ahead, loop.index, depth)
-            for r, sums in enumerate(self._chains(rows, queries, query_stride, keys, loop.index, depth)):
-                builder.store(sums, self.floats_at(parts, r, width, 0, column), align=4)
+        zero, end, step = (ir.Constant(_I64, value) for value in (0, CHAINS, _TOGETHER))
+        with cgutils.for_range_slice(builder, zero, end, step, intp=_I64) as (first, _):
+            column = builder.mul(first, ir.Constant(_I64, LANES))
+            for r, row in enumerate(self._chains(rows, queries, query_stride, keys, first, depth, ahead)):
+                for i, sums in enumerate(row):
+                    builder.store(sums, self.floats_at(parts, r, width, i, column), align=4)
         places = [[self.floats_at(parts, r, width, i) for i in range(CHAINS)] for r in range(rows)]
         return [self._fold([builder.load(place, align=4) for place in row]) for row in places]
 
-    def _chains(self, rows: int, queries: Any, query_stride: Any, keys: Any, first: Any, depth: Any) -> list[Any]:
-        """For each row a vector: of the keys `first`, first + CHAINS, ... the sums of their chains"""
-        builder, cells = self._builder, [self._cell() for _ in range(rows)]
-        places = [self._row_at(keys, builder.add(first, ir.Constant(_I64, i))) for i in range(0, LANES, CHAINS)]
+    def _chains(
+        self, rows: int, queries: Any, query_stride: Any, keys: Any, first: Any, depth: Any, ahead: Any
+    ) -> list[list[Any]]:
+        """For each row _TOGETHER vectors. The i-th: of the keys first + i, first + i + CHAINS, ... the sums of chains
 
-        def add(vector: Any, d: Any) -> None:
-            for r, cell in enumerate(cells):
-                self._fuse(cell, self._repeated(self.floats_at(queries, r, query_stride, 0, d)), vector)
+        Keys are turned before they are widened, which takes half or a quarter of the shuffles.
+        """
+        builder = self._builder
+        cells = [[self._cell() for _ in range(_TOGETHER)] for _ in range(rows)]
+        places = [
+            [self._row_at(keys, builder.add(first, ir.Constant(_I64, start + i))) for start in range(0, LANES, CHAINS)]
+            for i in range(_TOGETHER)
+        ]
+
+        def add(vectors: list[Any], d: Any) -> None:
+            for r, row in enumerate(cells):
+                query = self._repeated(self.floats_at(queries, r, query_stride, 0, d))
+                for cell, vector in zip(row, vectors, strict=True):
+                    self._fuse(cell, query, vector)
 
         whole = builder.and_(depth, ir.Constant(_I64, -LANES))
         zero, lanes, chains = (ir.Constant(_I64, value) for value in (0, LANES, CHAINS))
         with cgutils.for_range_slice(builder, zero, whole, lanes, intp=_I64) as (d, _):
-            for k, vector in enumerate(self._turned([self._load(place, d) for place in places])):
-                add(vector, builder.add(d, ir.Constant(_I64, k * CHAINS)))
+            self._fetch_rows(ahead, first, d)
+            turned = [self._turned([self._narrow_at(place, d) for place in group]) for group in places]
+            for k, vectors in enumerate(zip(*turned, strict=True)):
+                add([self._widened(vector) for vector in vectors], builder.add(d, ir.Constant(_I64, k * CHAINS)))
         with cgutils.for_range_slice(builder, whole, depth, chains, intp=_I64) as (d, _):
-            add(self._side_by_side(places, d), d)
-        return [builder.load(cell) for cell in cells]
+            add([self._side_by_side(group, d) for group in places], d)
+        return [[builder.load(cell) for cell in row] for row in cells]
 
     def _turned(self, vectors: list[Any]) -> list[Any]:
         """As many vectors: the first CHAINS lanes of each, the next ones of each, ..."""
@@ -210,14 +225,16 @@ class _Tile:
             distance //= 2
         return sums[0]
 
-    def _fetch_rows(self, ahead: Any, first: Any, depth: Any) -> None:
-        """Rows `first`, first + CHAINS, ... of a vector's worth of them"""
-        builder = self._builder
-        places = [self._row_at(ahead, builder.add(first, ir.Constant(_I64, i))) for i in range(0, LANES, CHAINS)]
-        step = ir.Constant(_I64, _LINE_BYTES // self._bytes)
-        with cgutils.for_range_slice(builder, ir.Constant(_I64, 0), depth, step, intp=_I64) as (d, _):
-            for place in places:
-                self._fetch(place, d)
+    def _fetch_rows(self, ahead: Any, first: Any, d: Any) -> None:
+        """The rows ahead of those that are taken with `first`: some of them at each d, so that all lines are asked for
+        evenly. A processor waits for room for what it asks for, and computes little beyond that place meanwhile."""
+        builder, num_rows = self._builder, _TOGETHER * LANES // CHAINS
+        num_turns = min(num_rows, _LINE_BYTES // (LANES * self._bytes))  # while d is in one line
+        turn = builder.and_(builder.udiv(d, ir.Constant(_I64, LANES)), ir.Constant(_I64, num_turns - 1))
+        start = builder.mul(first, ir.Constant(_I64, LANES // CHAINS))
+        start = builder.add(start, builder.mul(turn, ir.Constant(_I64, num_rows // num_turns)))
+        for i in range(num_rows // num_turns):
+            self._fetch(self._row_at(ahead, builder.add(start, ir.Constant(_I64, i))), d)
 
     def _fetch_columns(self, row: Any, first: Any, num_vectors: int) -> None:
         for line in range(0, num_vectors * self._lanes * self._bytes, _LINE_BYTES):
@@ -232,7 +249,12 @@ class _Tile:
         builder.call(function, [address, *(ir.Constant(_I32, value) for value in (0, 2, 1))])
 
     def _load(self, row: Any, column: Any) -> Any:
-        values = self._builder.load(self._pointer(row, column, self._bytes, self._narrow), align=self._bytes)
+        return self._widened(self._narrow_at(row, column))
+
+    def _narrow_at(self, row: Any, column: Any) -> Any:
+        return self._builder.load(self._pointer(row, column, self._bytes, self._narrow), align=self._bytes)
+
+    def _widened(self, values: Any) -> Any:
         return as_floats(self._builder, self._dtype, values, self._lanes)
 
     def _row_at(self, addresses: Any, index: Any) -> Any:
