@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvasir.kernels.cpu import softmax
-from kvasir.kernels.cpu.compiling import carray, lazy_loop, loop, strict
+from kvasir.kernels.cpu.compiling import carray, lazy_loop, strict
 from kvasir.kernels.cpu.decode_rows import list_ahead, list_rows, scale
 from kvasir.kernels.cpu.decode_splits import heads_a_piece, locate, splits_of
 from kvasir.kernels.cpu.decode_tile import VECTORS, add_columns, add_few, add_vector, score_keys
@@ -165,7 +165,7 @@ def _attend(arguments: Any, a: Any, cache: Any) -> None:
     )
 
 
-@loop
+@lazy_loop
 def over_float32(arguments: Any) -> None:
     a = carray(arguments, 23)
     _attend(arguments, a, float32_array(a[5], cache_shape(a[6], a[7], a[8], a[9], a[10])))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvasir.kernels.cpu.compiling import carray, loop, strict
+from kvasir.kernels.cpu.compiling import carray, lazy_loop, strict
 from kvasir.kernels.cpu.simd import float32_array, int8_array, uint8_array, uint16_array, uint32_array
 
 u32 = np.uint32
@@ -31,7 +31,7 @@ def _split(source: Any, planes: Any, width: Any, size: Any) -> None:
             planes[plane * size + i] = value >> (8 * plane) & 255
 
 
-@loop
+@lazy_loop
 def split_planes(arguments: Any) -> None:
     """[_, width, number of values, source, planes]"""
     a = carray(arguments, 5)
@@ -43,7 +43,7 @@ def split_planes(arguments: Any) -> None:
         _split(uint16_array(a[3], (size,)), planes, 2, size)
 
 
-@loop
+@lazy_loop
 def merge_planes(arguments: Any) -> None:
     """[_, width, number of values, planes, out]"""
     a = carray(arguments, 5)
@@ -97,7 +97,7 @@ def _bfloat_of(bits: Any) -> Any:
     return np.uint16(u32(0x7FC0) if u32(bits & _REST) > _INFINITY else rounded)
 
 
-@loop
+@lazy_loop
 def float32_to_float16(arguments: Any) -> None:
     """[_, number of values, source, out]; so for all four"""
     a = carray(arguments, 4)
@@ -106,7 +106,7 @@ def float32_to_float16(arguments: Any) -> None:
         out[i] = half_of(source[i])
 
 
-@loop
+@lazy_loop
 def float32_to_bfloat16(arguments: Any) -> None:
     a = carray(arguments, 4)
     source, out = uint32_array(a[2], (a[1],)), uint16_array(a[3], (a[1],))
@@ -114,7 +114,7 @@ def float32_to_bfloat16(arguments: Any) -> None:
         out[i] = _bfloat_of(source[i])
 
 
-@loop
+@lazy_loop
 def float16_to_float32(arguments: Any) -> None:
     a = carray(arguments, 4)
     source, out = uint16_array(a[2], (a[1],)), uint32_array(a[3], (a[1],))
@@ -122,7 +122,7 @@ def float16_to_float32(arguments: Any) -> None:
         out[i] = _from_half(source[i])
 
 
-@loop
+@lazy_loop
 def bfloat16_to_float32(arguments: Any) -> None:
     a = carray(arguments, 4)
     source, out = uint16_array(a[2], (a[1],)), uint32_array(a[3], (a[1],))
@@ -148,7 +148,7 @@ def quantize_row(bits: Any, values: Any, out: Any) -> Any:
     return scale
 
 
-@loop
+@lazy_loop
 def quantize(arguments: Any) -> None:
     """[_, number of rows, values a row, source, scales, out]"""
     a = carray(arguments, 6)
@@ -165,7 +165,7 @@ def _dequantize_row(source: Any, scale: Any, out: Any) -> None:
         out[i] = np.float32(source[i]) * scale
 
 
-@loop
+@lazy_loop
 def dequantize(arguments: Any) -> None:
     """[_, number of rows, values a row, scales, source, out]"""
     a = carray(arguments, 6)
@@ -217,7 +217,7 @@ def _quantize_row_e4m3(bits: Any, values: Any, out: Any) -> Any:
     return scale
 
 
-@loop
+@lazy_loop
 def quantize_e4m3(arguments: Any) -> None:
     """[_, number of rows, values a row, source, scales, out]"""
     a = carray(arguments, 6)
@@ -234,7 +234,7 @@ def _dequantize_row_e4m3(source: Any, scale: Any, out: Any) -> None:
         out[i] = _from_e4m3(source[i]) * scale
 
 
-@loop
+@lazy_loop
 def dequantize_e4m3(arguments: Any) -> None:
     """[_, number of rows, values a row, scales, source, out]"""
     a = carray(arguments, 6)

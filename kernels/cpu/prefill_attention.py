@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvasir.kernels.cpu import softmax
-from kvasir.kernels.cpu.compiling import carray, lazy_loop, loop, strict
+from kvasir.kernels.cpu.compiling import carray, lazy_loop, strict
 from kvasir.kernels.cpu.kv_rows import address_of, cache_shape, has_scales, rows_at, scale_of
 from kvasir.kernels.cpu.prefill_tile import SCORE_COLUMNS, TILE_COLUMNS, multiply, score, seen
 from kvasir.kernels.cpu.simd import (
@@ -169,7 +169,7 @@ def _start(arguments: Any, a: Any, cache: Any) -> None:
     )
 
 
-@loop
+@lazy_loop
 def over_float32(arguments: Any) -> None:
     a = carray(arguments, 22)
     _start(arguments, a, float32_array(a[5], cache_shape(a[6], a[7], a[8], a[9], a[10])))

@@ -69,7 +69,7 @@ def _silu_mul(counter: Any, gate_up: Any, out: Any) -> None:
                 out[t, c] = gate * top / (np.float32(1) + e) * gate_up[t, size + c]
 
 
-@loop
+@lazy_loop
 def silu_mul(arguments: Any) -> None:
     a = carray(arguments, 5)
     _silu_mul(arguments, float32_array(a[3], (a[1], 2 * a[2])), float32_array(a[4], (a[1], a[2])))
@@ -92,7 +92,7 @@ def _gelu_mul(counter: Any, gate_up: Any, out: Any) -> None:
                 out[t, c] = gate * top / (np.float32(1) + e) * gate_up[t, size + c]
 
 
-@loop
+@lazy_loop
 def gelu_mul(arguments: Any) -> None:
     a = carray(arguments, 5)
     _gelu_mul(arguments, float32_array(a[3], (a[1], 2 * a[2])), float32_array(a[4], (a[1], a[2])))
@@ -144,7 +144,7 @@ def _start_write_kv(arguments: Any, a: Any, cache: Any) -> None:
     _write_kv(arguments, qkv, num_heads, half, cos, sin, slots, cache, shape, a[7])
 
 
-@loop
+@lazy_loop
 def write_kv_float32(arguments: Any) -> None:
     a = carray(arguments, 16)
     _start_write_kv(arguments, a, float32_array(a[8], cache_shape(a[9], a[10], a[11], a[12], a[13])))
