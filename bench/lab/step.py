@@ -104,7 +104,7 @@ class Yardstick:
     """
 
     def __init__(self) -> None:
-        self._source = huge_pages.empty((64 << 20,), torch.float32).fill_(1)
+        self._source = huge_pages.empty((64 << 20,), torch.float32).normal_()
         self._a, self._b, self._product = (huge_pages.empty((2048, 2048), torch.float32).normal_() for _ in range(3))
 
     def measure(self) -> Floors:
