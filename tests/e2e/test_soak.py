@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
 TIMES = int(os.environ.get("KVASIR_TEST_SOAK_TIMES", "100"))
 AT_ONCE = 4
 LENGTH = 300  # tokens of a prompt: 19 blocks
-BACK_WITHIN_S = 10.0  # milliseconds on a machine that has nothing else to do; a lease would end after 30 s
+BACK_WITHIN_S = 10.0  # long before a lease would end, after 30 s
 AT_REST = {
     "vllm:num_requests_running": 0,
     "vllm:num_requests_waiting": 0,
