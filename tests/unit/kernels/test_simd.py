@@ -1,9 +1,10 @@
 """The compiled building blocks, called from Python."""
 
 import numpy as np
+import pytest
 
-from kvasir.kernels.cpu.prefill_tile import multiply_add
-from kvasir.kernels.cpu.simd import exp2, tanh
+from kvasir.kernels.cpu.prefill_tile import SCORE_COLUMNS, TILE_COLUMNS, multiply, score
+from kvasir.kernels.cpu.simd import TILE_ROWS, exp2, tanh
 
 
 def test_exp2_is_right_to_a_few_units_in_the_last_place() -> None:
@@ -31,12 +32,23 @@ def test_tanh_is_right_to_a_few_units_in_the_last_place() -> None:
     assert np.isnan(tanh(np.float32(np.nan)))
 
 
-def test_multiply_add() -> None:
+@pytest.mark.parametrize(("tokens", "group", "begin", "width"), [(4, 1, 0, 32), (5, 4, 90, 128), (16, 3, -7, 64)])
+def test_products_of_attention_where_rows_see_them(tokens: int, group: int, begin: int, width: int) -> None:
+    """What no row of a register tile sees is not even read: it is NaN here."""
     rng = np.random.default_rng(1)
-    for rows, depth, columns in ((4, 1, 64), (8, 16, 64), (12, 70, 128)):
-        a = rng.standard_normal((rows, depth), dtype=np.float32)
-        b = rng.standard_normal((depth, columns), dtype=np.float32)
-        c = rng.standard_normal((rows, columns), dtype=np.float32)
-        expected = c + a @ b
-        multiply_add(a, b, c)
-        np.testing.assert_allclose(c, expected, rtol=1e-5, atol=1e-5)
+    num_rows, head_dim = -(-tokens * group // TILE_ROWS) * TILE_ROWS, 2 * TILE_COLUMNS
+    queries = rng.standard_normal((num_rows, head_dim), dtype=np.float32)
+    keys = rng.standard_normal((width // SCORE_COLUMNS, head_dim, SCORE_COLUMNS), dtype=np.float32)
+    weights = rng.standard_normal((num_rows, 128), dtype=np.float32)
+    values = rng.standard_normal((128, head_dim), dtype=np.float32)
+    scores, out = np.full_like(weights, np.nan), np.full_like(queries, np.nan)
+    expected_scores, columns = queries @ np.concatenate(list(keys), axis=1), np.arange(128)
+    for row in range(0, num_rows, TILE_ROWS):
+        weights[row : row + TILE_ROWS, columns > begin + (row + TILE_ROWS - 1) // group] = np.nan
+    weights[:, width:] = np.nan
+    score(queries, keys, begin, group, width, scores)
+    multiply(weights, values, begin, group, width, out)
+    np.testing.assert_allclose(out, np.nan_to_num(weights) @ values, rtol=1e-5, atol=1e-4)
+    for row in range(num_rows):
+        count = max(0, min(begin + row // group + 1, width))
+        np.testing.assert_allclose(scores[row, :count], expected_scores[row, :count], rtol=1e-5, atol=1e-4)
