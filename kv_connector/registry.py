@@ -36,7 +36,8 @@ def open_connector(settings: ConnectorSettings) -> KVConnector:
     if name in _BUILT_IN:
         return _load(_BUILT_IN[name])(settings)
     installed = entry_points(group=ENTRY_POINT_GROUP, name=name)
-    if not installed and ":" not in name:
+    parts = EntryPoint.pattern.match(name)
+    if not installed and not (parts and parts["attr"]):
         raise ValueError(f"unknown connector {name!r}; choose one of {', '.join(connector_names())}, or module:Class")
     path = next((entry.value for entry in installed), name)
     try:

@@ -15,9 +15,10 @@ def test_connectors_by_name_and_by_path() -> None:
     assert isinstance(open_connector(by_path), MemoryConnector)
 
 
-def test_an_unknown_name_lists_the_choices() -> None:
-    with pytest.raises(ValueError, match="unknown connector 'rdma'; choose one of memory, mooncake, nixl, redis, "):
-        open_connector(ConnectorSettings(name="rdma"))
+@pytest.mark.parametrize("name", ["rdma", "package:", ":Class", "my package:Class"])
+def test_an_unknown_name_lists_the_choices(name: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown connector '{name}'; choose one of memory, mooncake, nixl, redis, "):
+        open_connector(ConnectorSettings(name=name))
 
 
 def test_a_path_that_leads_nowhere() -> None:
