@@ -60,7 +60,7 @@ class NodeSession:
         self._settings = settings
         self._session_id = f"{settings.router_id}/{uuid.uuid4().hex}"
         self._commands = Commands()
-        self._sinks = Sinks(settings.pace)
+        self._sinks = Sinks(settings.pace, self._distrust)
         self._stream: GrpcStream
         self._last_event = 0
         self._has_opened = False
@@ -153,9 +153,13 @@ class NodeSession:
                 self._opened(event.opened)
             else:
                 self._receive(event)
-        except Exception as error:  # a message that we cannot read: nothing behind it can be trusted
-            log.exception("%s: session failed", self.info.address)
-            self._lose(f"cannot read what it says: {error!r}")
+        except Exception as error:
+            self._distrust(error)
+
+    def _distrust(self, error: Exception) -> None:
+        """We cannot read what the node says, and so trust nothing behind it."""
+        log.error("%s: session failed", self.info.address, exc_info=error)
+        self._lose(f"cannot read what it says: {error!r}")
 
     async def _acknowledge(self) -> None:
         """Up to which event all have come, and with it that we are here."""
@@ -221,6 +225,8 @@ class NodeSession:
         if self.is_lost:
             return
         self._sinks.deliver()
+        if self.is_lost:  # by what was delivered
+            return
         self._lost.set_result(reason)
         for task in self._tasks:
             if task is not asyncio.current_task():

@@ -11,10 +11,12 @@ Sink = Callable[[Event], None]
 
 
 class Sinks:
-    """Of one session. Steps are delivered as they come, or several together where `pace` says so."""
+    """Of one session. Steps are delivered as they come, or several together where `pace` says so. `failed` is told
+    where that cannot be done: what else the steps held is lost."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: Pace, failed: Callable[[Exception], None]) -> None:
         self._pace = pace
+        self._failed = failed
         self._sinks: dict[int, Sink] = {}
         self._last_handle = 0
         self._steps: list[common_pb2.StepOutput] = []  # that have come, and are to be delivered together
@@ -64,7 +66,10 @@ class Sinks:
         self._delivered_s = asyncio.get_running_loop().time()
         steps, self._steps = self._steps, []
         sinks = self._sinks
-        for handle, event in events_from_steps(steps):
-            sink = sinks.get(handle)
-            if sink is not None:  # otherwise it has been cancelled, and this was on its way
-                sink(event)
+        try:
+            for handle, event in events_from_steps(steps):
+                sink = sinks.get(handle)
+                if sink is not None:  # otherwise it has been cancelled, and this was on its way
+                    sink(event)
+        except Exception as error:
+            self._failed(error)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvasir.common.errors import NodeUnavailable
+from kvasir.proto import common_pb2
 from kvasir.router import wire
 from kvasir.router.node_events import Admitted, Event, Failed, Tokens
 from kvasir.router.nodes import Role
@@ -205,3 +206,24 @@ async def test_what_has_come_is_told_before_the_loss() -> None:
         await loss_of(session)
         assert len(tokens(events)) == 50
         assert isinstance(events[-1], Failed)
+
+
+@pytest.mark.parametrize("gap_s", [0.0, 0.3, 60.0])
+async def test_what_cannot_be_read_is_a_loss_whenever_it_is_delivered(gap_s: float) -> None:
+    """At once; by the timer; or before the loss that something else is, here silence."""
+    pace = Pace(longest_s=100)
+    async with FakeNode("decode", Fabric()) as node, session_with(node, pace=pace) as session:
+        await session.open()
+        events: list[Event] = []
+        handle = session.begin(events.append)
+        on_node = next(iter(node.sessions.values()))
+        on_node.tell(step=common_pb2.StepOutput(admitted=[common_pb2.RequestAdmitted(handle=handle)]))
+        await until(lambda: len(events) == 1)
+        pace.gap_s = gap_s
+        half_a_token = common_pb2.SequenceOutput(handle=handle, token_ids=b"12")
+        on_node.tell(step=common_pb2.StepOutput(outputs=[half_a_token]))
+        if gap_s == 60:
+            await until(lambda: on_node.num_acknowledged == 2)
+            node.is_frozen = True
+        assert "cannot read what it says" in await loss_of(session)
+        assert [type(event) for event in events] == [Admitted, Failed]

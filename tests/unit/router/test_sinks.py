@@ -19,7 +19,7 @@ def token_ids(events: list[Event]) -> list[tuple[int, ...]]:
 
 
 async def test_each_hears_its_own_until_it_is_removed() -> None:
-    sinks = Sinks(Pace(longest_s=0))
+    sinks = Sinks(Pace(longest_s=0), [].append)
     one: list[Event] = []
     other: list[Event] = []
     first, second = sinks.add(one.append), sinks.add(other.append)
@@ -35,7 +35,7 @@ async def test_each_hears_its_own_until_it_is_removed() -> None:
 
 async def test_steps_that_wait_come_together_and_before_a_failure() -> None:
     pace = Pace(longest_s=60.0)
-    sinks = Sinks(pace)
+    sinks = Sinks(pace, [].append)
     heard: list[Event] = []
     handle = sinks.add(heard.append)
     sinks.step(a_step(handle, 1))
@@ -50,10 +50,21 @@ async def test_steps_that_wait_come_together_and_before_a_failure() -> None:
 
 
 async def test_all_are_told_each_by_an_event_of_its_own() -> None:
-    sinks = Sinks(Pace(longest_s=0))
+    sinks = Sinks(Pace(longest_s=0), [].append)
     heard: list[Event] = []
     for _ in range(3):
         sinks.add(heard.append)
     sinks.tell_all(lambda: Failed(NodeUnavailable("gone")))
     errors = [event.error for event in heard if isinstance(event, Failed)]
     assert len({id(error) for error in errors}) == 3
+
+
+async def test_what_cannot_be_delivered_is_told_of() -> None:
+    failures: list[Exception] = []
+    sinks = Sinks(Pace(longest_s=0), failures.append)
+    heard: list[Event] = []
+    handle = sinks.add(heard.append)
+    sinks.step(pb.StepOutput(outputs=[pb.SequenceOutput(handle=handle, token_ids=b"12")]))
+    assert [type(failure) for failure in failures] == [ValueError]
+    sinks.step(a_step(handle, 3))
+    assert token_ids(heard) == [(3,)]
