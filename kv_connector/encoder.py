@@ -4,8 +4,17 @@ import time
 from collections.abc import Callable
 
 from kvasir.engine.blocks import BlockId
-from kvasir.kv_connector.base import CODEC_AUTO, CODEC_LOSSLESS, CODEC_NONE, BlockHeader, BlockKey, BlockMemory, Frame
-from kvasir.kv_connector.codec import codec_for, encode, encode_from, stored_as
+from kvasir.kv_connector.base import (
+    CODEC_AUTO,
+    CODEC_LOSSLESS,
+    CODEC_NONE,
+    LOSSY,
+    BlockHeader,
+    BlockKey,
+    BlockMemory,
+    Frame,
+)
+from kvasir.kv_connector.codec import codec_for, decode, encode, encode_from, stored_as
 from kvasir.kv_connector.costs import CodecSpeed, RateMeter, choose_codec
 from kvasir.kv_connector.header import checksum_of, pack
 
@@ -31,6 +40,15 @@ class Encoder:
         self._lossless: CodecSpeed | None = None
         self.form = stored_as(CODEC_NONE if codec == CODEC_AUTO else codec, memory.layout)  # `auto` is exact
 
+    def warm_up(self) -> None:
+        """Load what packs and unpacks, and compile it on a machine's first start: that blocks for up to seconds, and
+        must not be taken for the codec's speed."""
+        layout, codec = self._memory.layout, CODEC_LOSSLESS if self._setting == CODEC_AUTO else self._setting
+        if codec == CODEC_NONE or (codec in LOSSY and self._memory.packing is not None):
+            return
+        payload = encode(codec, memoryview(bytes(layout.bytes_per_block)), layout)
+        decode(self._header(codec, BlockKey(bytes(32)), layout.block_size, payload), payload, layout)
+
     def codec(self) -> str:
         """What the next block should be packed by."""
         if self._setting != CODEC_AUTO:
@@ -40,14 +58,17 @@ class Encoder:
     def frame(self, key: BlockKey, block_id: BlockId, num_tokens: int, *, packs: bool = True) -> Frame:
         """The payload lies in the node's cache where the codec leaves it as it is, and else in memory of its own.
         Any thread may call it."""
-        codec, layout = self.codec() if packs else CODEC_NONE, self._memory.layout
+        codec = self.codec() if packs else CODEC_NONE
         if codec == CODEC_LOSSLESS:
             payload = self._shrunk(self._memory.read(block_id))
         else:
             payload = encode_from(self._memory, block_id, codec)
-        header = BlockHeader(
+        return Frame(pack(self._header(codec, key, num_tokens, payload)), payload)
+
+    def _header(self, codec: str, key: BlockKey, num_tokens: int, payload: memoryview) -> BlockHeader:
+        return BlockHeader(
             kv_identity=self._kv_identity,
-            layout=layout,
+            layout=self._memory.layout,
             key=key,
             num_tokens=num_tokens,
             payload_bytes=payload.nbytes,
@@ -55,7 +76,6 @@ class Encoder:
             sender_epoch=self._epoch,
             codec=codec,
         )
-        return Frame(pack(header), payload)
 
     def _shrunk(self, plain: memoryview) -> memoryview:
         started_s = self._clock()

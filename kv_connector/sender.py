@@ -56,6 +56,7 @@ class KVSender:
         self._expiry: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        await asyncio.to_thread(self._encoder.warm_up)
         await self._connector.open(self, max_payload_bytes(self._memory.layout))
         self._expiry = asyncio.create_task(self._expire())
 
