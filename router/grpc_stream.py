@@ -80,7 +80,7 @@ class GrpcStream(asyncio.Protocol):
         """Never waits: what the peer does not take yet is kept. After the end it is dropped."""
         if not self._ended.done():
             self._outflow.put(b"\0%b%b" % (len(message).to_bytes(4), message))
-            self._transport.writelines(self._outflow.take())
+            self._write_data()
 
     async def ended(self) -> str:
         """Waits for the end of the call, and says why it has ended."""
@@ -119,7 +119,7 @@ class GrpcStream(asyncio.Protocol):
             self._receive_data(flags, payload)
         elif kind == Kind.WINDOW_UPDATE:
             self._outflow.widen(stream, http2.parse_uint31(payload))
-            self._transport.writelines(self._outflow.take())
+            self._write_data()
         elif kind == Kind.PING and not flags & http2.ACK:
             self._transport.write(http2.frame(Kind.PING, http2.ACK, 0, payload))
         elif kind == Kind.SETTINGS and not flags & http2.ACK:
@@ -144,7 +144,11 @@ class GrpcStream(asyncio.Protocol):
             if name == Setting.INITIAL_WINDOW_SIZE:
                 self._outflow.set_initial(value)
         self._transport.write(http2.frame(Kind.SETTINGS, http2.ACK, 0))
-        self._transport.writelines(self._outflow.take())
+        self._write_data()
+
+    def _write_data(self) -> None:
+        if frames := list(self._outflow.take()):
+            self._transport.writelines(frames)
 
     def _receive_head(self, flags: int) -> None:
         """Of the answer, or of its end. Both may be one."""
