@@ -222,10 +222,9 @@ class NodeSession:
                 self._lose(f"silent for {self._silent_s:.1f} s ({self._trouble})")
 
     def _lose(self, reason: str) -> None:
-        if self.is_lost:
-            return
-        self._sinks.deliver()
-        if self.is_lost:  # by what was delivered
+        if not self.is_lost:
+            self._sinks.deliver()
+        if self.is_lost:  # also by what was delivered
             return
         self._lost.set_result(reason)
         for task in self._tasks:
