@@ -45,18 +45,23 @@ def sockets_and_tasks(cluster: Cluster) -> dict[str, float]:
     return counts
 
 
+def leases_expired(cluster: Cluster) -> float:
+    return cluster.total([*cluster.prefill, *cluster.decode], "kvasir:kv_leases_expired_total")
+
+
 def test_dropped_requests_leave_nothing_behind(cluster: Cluster) -> None:
     rng = random.Random(7)
     asyncio.run(drop_requests(cluster, rng, 8))  # connections that stay are made once
     wait_until(lambda: not left_behind(cluster), 30, "at rest")
     time.sleep(1.0)
-    before = sockets_and_tasks(cluster)
+    before, expired = sockets_and_tasks(cluster), leases_expired(cluster)
 
     asyncio.run(drop_requests(cluster, rng, NUM_REQUESTS))
     deadline = time.monotonic() + WITHIN_S
     while (held := left_behind(cluster) | grown(before, sockets_and_tasks(cluster))) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert held == {}
+    assert leases_expired(cluster) == expired, "blocks came back only because nobody had fetched them for too long"
     answer = cluster.client().completions.create(model=cluster.model, prompt="hello", max_tokens=4)
     assert answer.usage is not None
     assert answer.usage.completion_tokens >= 1
