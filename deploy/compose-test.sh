@@ -55,12 +55,12 @@ stream_answer() {
 
 "${compose[@]}" config -q
 "${compose[@]}" build
-"${compose[@]}" up --detach --wait --wait-timeout 300
+"${compose[@]}" up --detach --wait --wait-timeout 700
 wait_for 120 "ready with one prefill and one decode node" is_ready
 wait_for 60 "2 nodes joined" num_nodes_is 2
 stream_answer "What is the capital of France?"
 
-"${compose[@]}" up --detach --wait --wait-timeout 300 --scale prefill=2 --scale decode=3
+"${compose[@]}" up --detach --wait --wait-timeout 700 --scale prefill=2 --scale decode=3
 wait_for 120 "5 nodes joined" num_nodes_is 5
 for question in "Name a colour." "Name a river." "Name a bird." "Count to five." "What is two plus two?" "Who wrote Faust?"; do
   stream_answer "$question"
