@@ -133,7 +133,10 @@ class Registry:
         request, timeout_s = common_pb2.DescribeRequest(), self._settings.open_timeout_s
         async with open_channel(address, self._secret) as channel:
             answer = await node_stub(role, channel).Describe(request, timeout=timeout_s)
-        info = wire.node_from_proto(address, answer.node)
+        try:
+            info = wire.node_from_proto(address, answer.node)
+        except ValueError as error:
+            raise NodeUnavailable(f"cannot read what {address} says of itself: {error}") from error
         if info.role is not role:
             raise NodeUnavailable(f"{address} is a {info.role.value} node, not a {role.value} node")
         if refusal := self._pool.refusal(info):

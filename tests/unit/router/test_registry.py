@@ -119,6 +119,20 @@ async def test_a_node_in_the_wrong_list_does_not_join() -> None:
             assert not cluster.pool.nodes()
 
 
+async def test_a_node_that_describes_itself_in_no_readable_way_is_dialled_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with FakeNode("decode", Fabric()) as decode:
+        readable = decode.description()
+        odd = common_pb2.NodeDescription(role=common_pb2.ROLE_DECODE, eos_token_ids=b"odd")
+        decode.description = lambda: odd  # type: ignore[method-assign]
+        config = RouterConfig(grpc_listen="127.0.0.1:0", decode=[decode.address])
+        async with running_cluster(config, None, Metrics()) as cluster:
+            await until(lambda: "cannot read what" in caplog.text)
+            decode.description = lambda: readable  # type: ignore[method-assign]
+            await until(lambda: bool(cluster.pool.nodes()))
+
+
 async def test_an_announcer_that_cannot_be_dialled_is_told() -> None:
     async with fake_cluster(0, 0) as cluster:
         node = FakeNode("decode", Fabric())
