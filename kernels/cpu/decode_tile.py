@@ -4,17 +4,16 @@ anywhere. Each row of the cache is loaded, and widened to float32, once for all 
 All is added up in the order of `softmax`.
 """
 
-from collections.abc import Callable
 from typing import Any
 
+from kvasir.kernels.cpu import tile_code
 from kvasir.kernels.cpu.compiling import cgutils, intrinsic, ir, types
 from kvasir.kernels.cpu.simd import LANES, TILE_ROWS, as_floats
 from kvasir.kernels.cpu.softmax import CHAINS
+from kvasir.kernels.cpu.tile_code import F32, I32, I64, LINE_BYTES, number
 
-_LINE_BYTES = 64
 _TOGETHER = 2  # vectors of scores: their sums, of TILE_ROWS rows each, stay in registers
-_FUSE = ("contract",)
-_F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_ROWS = range(1, TILE_ROWS + 1)
 
 
 @intrinsic
@@ -38,7 +37,7 @@ def score_keys(
             for r, total in enumerate(sums):
                 builder.store(total, tile.floats_at(scores, r, score_stride), align=4)
 
-        _by_number_of_rows(builder, num_rows, multiply)
+        tile_code.by_number_of_rows(builder, num_rows, _ROWS, multiply)
         return context.get_dummy_value()
 
     i64 = types.int64
@@ -64,7 +63,7 @@ def _adds_values(num_vectors: int, lanes: int = LANES) -> Any:
                 places = [[tile.floats_at(sums, r, sum_stride, v) for v in range(num_vectors)] for r in range(rows)]
                 tile.add(places, weights, weight_stride, values, first, count, ahead)
 
-            _by_number_of_rows(builder, num_rows, multiply)
+            tile_code.by_number_of_rows(builder, num_rows, _ROWS, multiply)
             return context.get_dummy_value()
 
         i64 = types.int64
@@ -79,26 +78,13 @@ add_vector = _adds_values(1)  # C = LANES
 add_few = _adds_values(1, CHAINS)  # C = CHAINS
 
 
-def _by_number_of_rows(builder: Any, num_rows: Any, write: Callable[[int], None]) -> None:
-    done = builder.append_basic_block("done")
-    for rows in range(1, TILE_ROWS + 1):
-        here, other = builder.append_basic_block(f"rows{rows}"), builder.append_basic_block("more")
-        builder.cbranch(builder.icmp_signed("==", num_rows, ir.Constant(_I64, rows)), here, other)
-        builder.position_at_end(here)
-        write(rows)
-        builder.branch(done)
-        builder.position_at_end(other)
-    builder.branch(done)
-    builder.position_at_end(done)
-
-
 class _Tile:
     """Writes the LLVM code of one tile."""
 
     def __init__(self, builder: Any, context: Any, dtype: Any, offset: Any, lanes: int = LANES) -> None:
         self._builder, self._dtype, self._offset = builder, dtype, offset
         self._bytes = context.get_abi_sizeof(context.get_value_type(dtype))
-        self._lanes, self._vector = lanes, ir.VectorType(_F32, lanes)
+        self._lanes, self._vector = lanes, ir.VectorType(F32, lanes)
         self._narrow = ir.VectorType(context.get_value_type(dtype), lanes)
 
     def scores(self, rows: int, queries: Any, query_stride: Any, keys: Any, depth: Any, ahead: Any) -> list[Any]:
@@ -106,10 +92,10 @@ class _Tile:
         builder = self._builder
         # A loop, and memory between its rounds: unrolled, the sums of all rounds would want registers at once.
         parts = cgutils.alloca_once(builder, ir.ArrayType(self._vector, rows * CHAINS))
-        parts, width = builder.ptrtoint(parts, _I64), ir.Constant(_I64, CHAINS * LANES)
-        zero, end, step = (ir.Constant(_I64, value) for value in (0, CHAINS, _TOGETHER))
-        with cgutils.for_range_slice(builder, zero, end, step, intp=_I64) as (first, _):
-            column = builder.mul(first, ir.Constant(_I64, LANES))
+        parts, width = builder.ptrtoint(parts, I64), number(CHAINS * LANES)
+        end, step = number(CHAINS), number(_TOGETHER)
+        with cgutils.for_range_slice(builder, number(0), end, step, intp=I64) as (first, _):
+            column = builder.mul(first, number(LANES))
             for r, row in enumerate(self._chains(rows, queries, query_stride, keys, first, depth, ahead)):
                 for i, sums in enumerate(row):
                     builder.store(sums, self.floats_at(parts, r, width, i, column), align=4)
@@ -124,9 +110,9 @@ class _Tile:
         Keys are turned before they are widened, which takes half or a quarter of the shuffles.
         """
         builder = self._builder
-        cells = [[self._cell() for _ in range(_TOGETHER)] for _ in range(rows)]
+        cells = [[tile_code.empty_cell(builder, self._vector) for _ in range(_TOGETHER)] for _ in range(rows)]
         places = [
-            [self._row_at(keys, builder.add(first, ir.Constant(_I64, start + i))) for start in range(0, LANES, CHAINS)]
+            [self._row_at(keys, builder.add(first, number(start + i))) for start in range(0, LANES, CHAINS)]
             for i in range(_TOGETHER)
         ]
 
@@ -134,16 +120,15 @@ class _Tile:
             for r, row in enumerate(cells):
                 query = self._repeated(self.floats_at(queries, r, query_stride, 0, d))
                 for cell, vector in zip(row, vectors, strict=True):
-                    self._fuse(cell, query, vector)
+                    tile_code.fuse(builder, cell, query, vector)
 
-        whole = builder.and_(depth, ir.Constant(_I64, -LANES))
-        zero, lanes, chains = (ir.Constant(_I64, value) for value in (0, LANES, CHAINS))
-        with cgutils.for_range_slice(builder, zero, whole, lanes, intp=_I64) as (d, _):
+        whole = builder.and_(depth, number(-LANES))
+        with cgutils.for_range_slice(builder, number(0), whole, number(LANES), intp=I64) as (d, _):
             self._fetch_rows(ahead, first, d)
             turned = [self._turned([self._narrow_at(place, d) for place in group]) for group in places]
             for k, vectors in enumerate(zip(*turned, strict=True)):
-                add([self._widened(vector) for vector in vectors], builder.add(d, ir.Constant(_I64, k * CHAINS)))
-        with cgutils.for_range_slice(builder, whole, depth, chains, intp=_I64) as (d, _):
+                add([self._widened(vector) for vector in vectors], builder.add(d, number(k * CHAINS)))
+        with cgutils.for_range_slice(builder, whole, depth, number(CHAINS), intp=I64) as (d, _):
             add([self._side_by_side(group, d) for group in places], d)
         return [[builder.load(cell) for cell in row] for row in cells]
 
@@ -157,7 +142,7 @@ class _Tile:
     def _every_other(self, one: Any, other: Any, first: int) -> Any:
         """A vector: of two, every other CHAINS lanes"""
         lanes = [start + k for start in range(first * CHAINS, 2 * LANES, 2 * CHAINS) for k in range(CHAINS)]
-        return self._builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(_I32, LANES), lanes))
+        return self._builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(I32, LANES), lanes))
 
     def _side_by_side(self, places: list[Any], d: Any) -> Any:
         """CHAINS dimensions of each of these rows, as one vector of floats"""
@@ -165,47 +150,48 @@ class _Tile:
         few = ir.VectorType(self._narrow.element, CHAINS)
         parts = [builder.load(self._pointer(place, d, self._bytes, few), align=self._bytes) for place in places]
         while len(parts) > 1:
-            lanes = ir.Constant(ir.VectorType(_I32, 2 * parts[0].type.count), list(range(2 * parts[0].type.count)))
+            lanes = ir.Constant(ir.VectorType(I32, 2 * parts[0].type.count), list(range(2 * parts[0].type.count)))
             parts = [builder.shuffle_vector(*pair, lanes) for pair in zip(parts[::2], parts[1::2], strict=True)]
         return as_floats(builder, self._dtype, parts[0], LANES)
 
     def _repeated(self, pointer: Any) -> Any:
         """CHAINS floats, as often as they fit in a vector"""
-        builder, few = self._builder, ir.VectorType(_F32, CHAINS)
+        builder, few = self._builder, ir.VectorType(F32, CHAINS)
         values = builder.load(builder.bitcast(pointer, few.as_pointer()), align=4)
-        lanes = ir.Constant(ir.VectorType(_I32, LANES), [lane % CHAINS for lane in range(LANES)])
+        lanes = ir.Constant(ir.VectorType(I32, LANES), [lane % CHAINS for lane in range(LANES)])
         return builder.shuffle_vector(values, ir.Constant(few, ir.Undefined), lanes)
 
     def add(self, places: list[list[Any]], weights: Any, weight_stride: Any, values: Any, first: Any, count: Any,
             ahead: Any) -> None:  # fmt: skip
         builder = self._builder
-        cells = [[self._cell() for _ in row] for row in places]
+        cells = [[tile_code.empty_cell(builder, self._vector) for _ in row] for row in places]
         pairs = [pair for row in zip(places, cells, strict=True) for pair in zip(*row, strict=True)]
         for place, cell in pairs:
             builder.store(builder.load(place, align=4), cell)
         num_vectors = len(places[0])
-        with cgutils.for_range(builder, count, intp=_I64) as loop:
+        with cgutils.for_range(builder, count, intp=I64) as loop:
             self._fetch_columns(self._row_at(ahead, loop.index), first, num_vectors)
             row_of_values = self._row_at(values, loop.index)
-            columns = [builder.add(first, ir.Constant(_I64, v * self._lanes)) for v in range(num_vectors)]
+            columns = [builder.add(first, number(v * self._lanes)) for v in range(num_vectors)]
             vectors = [self._load(row_of_values, column) for column in columns]
             for r, row in enumerate(cells):
-                weight = self._spread(self._scalar_at(weights, r, weight_stride, loop.index))
+                weight = self._weight(weights, r, weight_stride, loop.index)
                 for vector, cell in zip(vectors, row, strict=True):
-                    self._fuse(cell, weight, vector)
+                    tile_code.fuse(builder, cell, weight, vector)
         for place, cell in pairs:
             builder.store(builder.load(cell), place, align=4)
 
     def floats_at(self, address: Any, r: int, stride: Any, v: int = 0, more: Any = None) -> Any:
         """Pointer to a vector: row r, vector v, `more` floats behind"""
-        offset = self._builder.add(self._builder.mul(stride, ir.Constant(_I64, r)), ir.Constant(_I64, v * self._lanes))
+        offset = tile_code.row(self._builder, number(v * self._lanes), stride, number(r))
         if more is not None:
             offset = self._builder.add(offset, more)
         return self._pointer(address, offset, 4, self._vector)
 
-    def _scalar_at(self, address: Any, r: int, stride: Any, k: Any) -> Any:
-        offset = self._builder.add(self._builder.mul(stride, ir.Constant(_I64, r)), k)
-        return self._builder.load(self._pointer(address, offset, 4, _F32), align=4)
+    def _weight(self, weights: Any, r: int, stride: Any, k: Any) -> Any:
+        """weights[r, k] in all lanes"""
+        place = self._pointer(weights, tile_code.row(self._builder, k, stride, number(r)), 4, F32)
+        return tile_code.spread(self._builder, self._builder.load(place, align=4), self._lanes)
 
     def _fold(self, sums: list[Any]) -> Any:
         """CHAINS vectors, of each key all chains side by side -> one, of each key (0 + 2) + (1 + 3)
@@ -216,7 +202,7 @@ class _Tile:
         while len(sums) > 1:
             kept = [i + (LANES if i & distance else 0) for i in range(LANES)]
             moved = [i + (LANES - distance if i & distance else distance) for i in range(LANES)]
-            masks = [ir.Constant(ir.VectorType(_I32, LANES), order) for order in (kept, moved)]
+            masks = [ir.Constant(ir.VectorType(I32, LANES), order) for order in (kept, moved)]
             half = len(sums) // 2
             sums = [
                 builder.fadd(*(builder.shuffle_vector(one, other, mask) for mask in masks))
@@ -229,24 +215,19 @@ class _Tile:
         """The rows ahead of those that are taken with `first`: some of them at each d, so that all lines are asked for
         evenly. A processor waits for room for what it asks for, and computes little beyond that place meanwhile."""
         builder, num_rows = self._builder, _TOGETHER * LANES // CHAINS
-        num_turns = min(num_rows, _LINE_BYTES // (LANES * self._bytes))  # while d is in one line
-        turn = builder.and_(builder.udiv(d, ir.Constant(_I64, LANES)), ir.Constant(_I64, num_turns - 1))
-        start = builder.mul(first, ir.Constant(_I64, LANES // CHAINS))
-        start = builder.add(start, builder.mul(turn, ir.Constant(_I64, num_rows // num_turns)))
+        num_turns = min(num_rows, LINE_BYTES // (LANES * self._bytes))  # while d is in one line
+        turn = builder.and_(builder.udiv(d, number(LANES)), number(num_turns - 1))
+        start = builder.mul(first, number(LANES // CHAINS))
+        start = builder.add(start, builder.mul(turn, number(num_rows // num_turns)))
         for i in range(num_rows // num_turns):
-            self._fetch(self._row_at(ahead, builder.add(start, ir.Constant(_I64, i))), d)
+            self._fetch(self._row_at(ahead, builder.add(start, number(i))), d)
 
     def _fetch_columns(self, row: Any, first: Any, num_vectors: int) -> None:
-        for line in range(0, num_vectors * self._lanes * self._bytes, _LINE_BYTES):
-            self._fetch(row, self._builder.add(first, ir.Constant(_I64, line // self._bytes)))
+        for line in range(0, num_vectors * self._lanes * self._bytes, LINE_BYTES):
+            self._fetch(row, self._builder.add(first, number(line // self._bytes)))
 
     def _fetch(self, row: Any, column: Any) -> None:
-        builder, pointer = self._builder, _I8.as_pointer()
-        function = builder.module.globals.get("llvm.prefetch.p0") or ir.Function(
-            builder.module, ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32]), "llvm.prefetch.p0"
-        )
-        address = self._pointer(row, column, self._bytes, _I8)
-        builder.call(function, [address, *(ir.Constant(_I32, value) for value in (0, 2, 1))])
+        tile_code.fetch(self._builder, tile_code.row(self._builder, row, number(self._bytes), column), cache=2)
 
     def _load(self, row: Any, column: Any) -> Any:
         return self._widened(self._narrow_at(row, column))
@@ -258,24 +239,7 @@ class _Tile:
         return as_floats(self._builder, self._dtype, values, self._lanes)
 
     def _row_at(self, addresses: Any, index: Any) -> Any:
-        return self._builder.add(self._builder.load(self._pointer(addresses, index, 8, _I64), align=8), self._offset)
+        return self._builder.add(self._builder.load(self._pointer(addresses, index, 8, I64), align=8), self._offset)
 
     def _pointer(self, address: Any, index: Any, size: int, what: Any) -> Any:
-        byte = self._builder.add(address, self._builder.mul(index, ir.Constant(_I64, size)))
-        return self._builder.inttoptr(byte, what.as_pointer())
-
-    def _cell(self) -> Any:
-        cell = cgutils.alloca_once(self._builder, self._vector)
-        self._builder.store(ir.Constant(self._vector, None), cell)
-        return cell
-
-    def _spread(self, scalar: Any) -> Any:
-        undefined, lane = ir.Constant(self._vector, ir.Undefined), ir.Constant(_I32, 0)
-        everywhere = ir.Constant(ir.VectorType(_I32, self._lanes), None)
-        one = self._builder.insert_element(undefined, scalar, lane)
-        return self._builder.shuffle_vector(one, undefined, everywhere)
-
-    def _fuse(self, cell: Any, a: Any, b: Any) -> None:
-        """cell += a * b"""
-        builder = self._builder
-        builder.store(builder.fadd(builder.load(cell), builder.fmul(a, b, flags=_FUSE), flags=_FUSE), cell)
+        return tile_code.pointer(self._builder, tile_code.row(self._builder, address, number(size), index), 0, what)

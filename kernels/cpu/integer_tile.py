@@ -10,17 +10,17 @@ its block what makes up for it.
 
 from typing import Any
 
+from kvasir.kernels.cpu import tile_code
 from kvasir.kernels.cpu.compiling import CPU_FEATURES, IS_WIDE, cgutils, intrinsic, ir, types
 from kvasir.kernels.cpu.integer_block import BLOCK, BLOCK_WORDS, HAS_BYTE_PRODUCTS, OFFSET_BYTE, SCALE_BYTE, STEP
 from kvasir.kernels.cpu.panel_tile import PANEL, ROWS
+from kvasir.kernels.cpu.tile_code import F32, HALF, I8, I16, I32, LINE_BYTES, number
 
-_LINE_BYTES = 64  # of a cache line
 _HAS_PAIR_PRODUCTS = bool(CPU_FEATURES.get("avx512bw" if IS_WIDE else "avx2"))
 
 _LANES = PANEL // 2
-_F32, _HALF, _I8, _I16, _I32, _I64 = ir.FloatType(), ir.HalfType(), *map(ir.IntType, (8, 16, 32, 64))
-_FLOATS, _INTS, _BOOLS = (ir.VectorType(of, _LANES) for of in (_F32, _I32, ir.IntType(1)))
-_HALVES, _CODES = ir.VectorType(_HALF, _LANES), ir.VectorType(_I8, STEP * _LANES)
+_FLOATS, _INTS, _BOOLS = (ir.VectorType(of, _LANES) for of in (F32, I32, ir.IntType(1)))
+_HALVES, _CODES = ir.VectorType(HALF, _LANES), ir.VectorType(I8, STEP * _LANES)
 _VECTORS = range(2)  # of a panel's columns
 
 
@@ -39,16 +39,7 @@ def multiply_blocks(
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         tile = _Tile(builder, panel.dtype == types.uint8, *arguments[:3], *arguments[4:])
-        done = builder.append_basic_block("done")
-        for rows in ROWS:
-            here, other = builder.append_basic_block(f"rows{rows}"), builder.append_basic_block("more")
-            builder.cbranch(builder.icmp_signed("<=", arguments[2], ir.Constant(_I64, rows)), here, other)
-            builder.position_at_end(here)
-            tile.multiply(rows)
-            builder.branch(done)
-            builder.position_at_end(other)
-        builder.branch(done)
-        builder.position_at_end(done)
+        tile_code.by_number_of_rows(builder, arguments[2], ROWS, tile.multiply)
         return context.get_dummy_value()
 
     i64 = types.int64
@@ -69,37 +60,35 @@ class _Tile:
 
     def multiply(self, rows: int) -> None:
         builder = self._builder
-        sums = [[cgutils.alloca_once(builder, _FLOATS) for _ in _VECTORS] for _ in range(rows)]
-        for cell in (cell for row in sums for cell in row):
-            builder.store(ir.Constant(_FLOATS, None), cell)
+        sums = [[tile_code.empty_cell(builder, _FLOATS) for _ in _VECTORS] for _ in range(rows)]
         x_rows = [self._row(self._x, self._x_stride, r) for r in range(rows)]
         with cgutils.for_range(builder, self._num_blocks) as loop:
-            offset = builder.mul(loop.index, ir.Constant(_I64, 4 * BLOCK_WORDS))
+            offset = builder.mul(loop.index, number(4 * BLOCK_WORDS))
             self._add_block(loop.index, [builder.add(row, offset) for row in x_rows], sums)
         self._write(sums)
 
     def _add_block(self, block: Any, x_rows: list[Any], sums: list[list[Any]]) -> None:
         builder = self._builder
         panel_bytes = BLOCK * PANEL // (2 if self._is_4_bits else 1)
-        panel = builder.add(self._panel, builder.mul(block, ir.Constant(_I64, panel_bytes)))
+        panel = builder.add(self._panel, builder.mul(block, number(panel_bytes)))
         ahead = builder.add(self._ahead, builder.mul(block, self._ahead_step))
-        offsets = [self._spread(self._load(row, OFFSET_BYTE, _I32)) for row in x_rows]
+        offsets = [self._spread(self._load(row, OFFSET_BYTE, I32)) for row in x_rows]
         is_shifted = HAS_BYTE_PRODUCTS and not self._is_4_bits
-        totals = [[offset if is_shifted else ir.Constant(_INTS, None)] * 2 for offset in offsets]
+        totals = [[offset if is_shifted else tile_code.zeros(_INTS)] * 2 for offset in offsets]
         step_bytes = panel_bytes // (BLOCK // STEP)
         for k in range(BLOCK // STEP):
-            for line in range(-(-k * step_bytes // _LINE_BYTES) * _LINE_BYTES, (k + 1) * step_bytes, _LINE_BYTES):
-                self._prefetch(ahead, line)
+            for line in range(-(-k * step_bytes // LINE_BYTES) * LINE_BYTES, (k + 1) * step_bytes, LINE_BYTES):
+                tile_code.fetch(builder, builder.add(ahead, number(line)), cache=1)
             weights = self._weights(panel, k * step_bytes)
             for row, total in zip(x_rows, totals, strict=True):
-                word = self._spread(self._load(row, 4 * k, _I32))
+                word = self._spread(self._load(row, 4 * k, I32))
                 total[:] = [self._multiply_add(total[v], weights[v], word) for v in _VECTORS]
         num_halves = (2 if self._is_4_bits else 1) * PANEL
-        scales = builder.add(self._scales, builder.mul(block, ir.Constant(_I64, 2 * num_halves)))
+        scales = builder.add(self._scales, builder.mul(block, number(2 * num_halves)))
         steps = [self._halves(scales, 2 * _LANES * v) for v in _VECTORS]
         zeros = [self._halves(scales, 2 * (PANEL + _LANES * v)) for v in _VECTORS] if self._is_4_bits else []
         for row, offset, total, cells in zip(x_rows, offsets, totals, sums, strict=True):
-            scale = self._spread(self._load(row, SCALE_BYTE, _F32))
+            scale = self._spread(self._load(row, SCALE_BYTE, F32))
             for v in _VECTORS:
                 product = builder.sitofp(total[v], _FLOATS)
                 if zeros:  # product - zero * sum, with both factors changed by a power of 2
@@ -122,13 +111,13 @@ class _Tile:
         builder = self._builder
         if HAS_BYTE_PRODUCTS:
             name = f"llvm.x86.avx512.vpdpbusd.{32 * _LANES}"
-            return self._call(name, _INTS, total, weights, builder.bitcast(word, _CODES))
-        pairs = ir.VectorType(_I16, 2 * _LANES)
+            return tile_code.call(builder, name, _INTS, total, weights, builder.bitcast(word, _CODES))
+        pairs = ir.VectorType(I16, 2 * _LANES)
         a, b = builder.sext(weights, pairs), builder.bitcast(word, pairs)
         if _HAS_PAIR_PRODUCTS:
             name = "llvm.x86.avx512.pmaddw.d.512" if IS_WIDE else "llvm.x86.avx2.pmadd.wd"
-            return builder.add(total, self._call(name, _INTS, a, b))
-        wide = ir.VectorType(_I32, 2 * _LANES)
+            return builder.add(total, tile_code.call(builder, name, _INTS, a, b))
+        wide = ir.VectorType(I32, 2 * _LANES)
         products = builder.mul(builder.sext(a, wide), builder.sext(b, wide))
         for first in range(2):
             order = ir.Constant(_INTS, [2 * lane + first for lane in range(_LANES)])
@@ -137,47 +126,32 @@ class _Tile:
 
     def _write(self, sums: list[list[Any]]) -> None:
         builder = self._builder
-        width = self._spread(builder.trunc(self._width, _I32))
-        alignment, nothing = ir.Constant(_I32, 4), ir.Constant(_FLOATS, None)
+        width = self._spread(builder.trunc(self._width, I32))
+        alignment, nothing = ir.Constant(I32, 4), tile_code.zeros(_FLOATS)
         lanes = [ir.Constant(_INTS, [v * _LANES + lane for lane in range(_LANES)]) for v in _VECTORS]
         masks = [builder.icmp_signed("<", each, width) for each in lanes]
-        has_bias = builder.icmp_signed("!=", self._bias, ir.Constant(_I64, 0))
+        has_bias = builder.icmp_signed("!=", self._bias, number(0))
         for v, mask in enumerate(masks):
-            read = builder.select(has_bias, mask, ir.Constant(_BOOLS, None))
-            place = self._at(self._bias, 4 * _LANES * v, _FLOATS)
-            bias = self._call(f"llvm.masked.load.v{_LANES}f32.p0", _FLOATS, place, alignment, read, nothing)
+            read = builder.select(has_bias, mask, tile_code.zeros(_BOOLS))
+            place = tile_code.pointer(builder, self._bias, 4 * _LANES * v, _FLOATS)
+            bias = tile_code.call(
+                builder, f"llvm.masked.load.v{_LANES}f32.p0", _FLOATS, place, alignment, read, nothing
+            )
             for r, row in enumerate(sums):
-                place = self._at(self._row(self._out, self._out_stride, r), 4 * _LANES * v, _FLOATS)
+                place = tile_code.pointer(builder, self._row(self._out, self._out_stride, r), 4 * _LANES * v, _FLOATS)
                 value = builder.fadd(builder.load(row[v]), bias)
-                self._call(f"llvm.masked.store.v{_LANES}f32.p0", ir.VoidType(), value, place, alignment, mask)
+                tile_code.call(
+                    builder, f"llvm.masked.store.v{_LANES}f32.p0", ir.VoidType(), value, place, alignment, mask
+                )
 
     def _row(self, first: Any, stride: Any, r: int) -> Any:
-        """The address of row r; of the last one, where there are not as many."""
-        builder = self._builder
-        last, row = builder.sub(self._num_rows, ir.Constant(_I64, 1)), ir.Constant(_I64, r)
-        return builder.add(first, builder.mul(builder.select(builder.icmp_signed("<", row, last), row, last), stride))
+        return tile_code.row_or_last(self._builder, first, stride, r, self._num_rows)
 
     def _spread(self, value: Any) -> Any:
-        """To all lanes."""
-        vector, first = ir.VectorType(value.type, _LANES), ir.Constant(_I32, 0)
-        undefined = ir.Constant(vector, ir.Undefined)
-        one = self._builder.insert_element(undefined, value, first)
-        return self._builder.shuffle_vector(one, undefined, ir.Constant(_INTS, None))
+        return tile_code.spread(self._builder, value, _LANES)
 
     def _halves(self, address: Any, offset: int) -> Any:
         return self._builder.fpext(self._load(address, offset, _HALVES, align=2), _FLOATS)
 
-    def _prefetch(self, address: Any, offset: int) -> None:
-        options = [ir.Constant(_I32, value) for value in (0, 3, 1)]  # read, keep, data
-        self._call("llvm.prefetch.p0", ir.VoidType(), self._at(address, offset, _I8), *options)
-
     def _load(self, address: Any, offset: int, what: Any, align: int = 4) -> Any:
-        return self._builder.load(self._at(address, offset, what), align=align)
-
-    def _at(self, address: Any, offset: int, what: Any) -> Any:
-        return self._builder.inttoptr(self._builder.add(address, ir.Constant(_I64, offset)), what.as_pointer())
-
-    def _call(self, name: str, returned: Any, *arguments: Any) -> Any:
-        function_type = ir.FunctionType(returned, [argument.type for argument in arguments])
-        function = cgutils.get_or_insert_function(self._builder.module, function_type, name)
-        return self._builder.call(function, arguments)
+        return tile_code.load(self._builder, address, offset, what, align)

@@ -8,7 +8,9 @@ import platform
 from collections.abc import Sequence
 from typing import Any
 
+from kvasir.kernels.cpu import tile_code
 from kvasir.kernels.cpu.compiling import CPU_FEATURES, IS_WIDE, cgutils, intrinsic, ir, types
+from kvasir.kernels.cpu.tile_code import F32, HALF, I8, I32, I64, LINE_BYTES, number
 
 PANEL = 32 if IS_WIDE else 16  # columns: two registers
 ROWS = (1, 2, 4, 8, 12) if IS_WIDE else (1, 2, 4, 6)  # of a tile; with 12 x 2 (6 x 2) sums in registers
@@ -17,10 +19,8 @@ CONVERTS_FLOAT16 = bool(CPU_FEATURES.get("f16c")) or platform.machine() not in (
 
 _FLOAT32, _FLOAT16, _INT8, _INT4 = types.float32, types.uint16, types.int8, types.uint8
 _UNROLL = {1: 4, 2: 2}  # with few rows, sums of their own for every other input, or each waits for the one before
-_FUSE = ("contract",)
-_F32, _I8, _I32, _I64, _HALF = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.HalfType()
-_VECTOR = ir.VectorType(_F32, PANEL)
-_NOTHING = ir.Constant(_I64, 0)
+_VECTOR = ir.VectorType(F32, PANEL)
+_NOTHING = number(0)
 
 
 def input_bytes(kind: Any) -> int:
@@ -61,16 +61,7 @@ def multiply_panel(
             builder, kind, x, x_stride, num_rows, panel, scales, _NOTHING, num_inputs, sums=sums,
             fetched=fetched, scale_bytes=scale_bytes, group_size=group_size,
         )  # fmt: skip
-        done = builder.append_basic_block("done")
-        for rows in ROWS:
-            here, other = builder.append_basic_block(f"rows{rows}"), builder.append_basic_block("more")
-            builder.cbranch(builder.icmp_signed("<=", num_rows, ir.Constant(_I64, rows)), here, other)
-            builder.position_at_end(here)
-            tile.multiply(rows)
-            builder.branch(done)
-            builder.position_at_end(other)
-        builder.branch(done)
-        builder.position_at_end(done)
+        tile_code.by_number_of_rows(builder, num_rows, ROWS, tile.multiply)
         return context.get_dummy_value()
 
     i64 = types.int64
@@ -103,14 +94,13 @@ class _Tile:
 
     def multiply(self, rows: int) -> None:
         builder, has_groups = self._builder, self._kind in (_INT8, _INT4)
-        x_rows = [self._row(r) for r in range(rows)]
+        stride = builder.mul(self._x_stride, number(4))
+        x_rows = [tile_code.row_or_last(builder, self._x, stride, r, self._num_rows) for r in range(rows)]
         cells = [[cgutils.alloca_once(builder, _VECTOR) for _ in range(_UNROLL.get(rows, 1))] for _ in range(rows)]
-        totals = [cgutils.alloca_once(builder, _VECTOR) for _ in range(rows)] if has_groups else []
-        for cell in totals:
-            builder.store(ir.Constant(_VECTOR, None), cell)
+        totals = [tile_code.empty_cell(builder, _VECTOR) for _ in range(rows)] if has_groups else []
         if has_groups:
             scales = cgutils.alloca_once_value(builder, self._scales)
-            with cgutils.for_range_slice(builder, _NOTHING, self._count, self._group_size, intp=_I64) as (first, _):
+            with cgutils.for_range_slice(builder, _NOTHING, self._count, self._group_size, intp=I64) as (first, _):
                 rest = builder.sub(self._count, first)
                 is_last = builder.icmp_signed("<", rest, self._group_size)
                 count = builder.select(is_last, rest, self._group_size)
@@ -120,7 +110,7 @@ class _Tile:
             self._add_inputs(x_rows, _NOTHING, self._count, None, cells)
         for r, row in enumerate(cells):
             total = builder.load(totals[r]) if has_groups else self._total(row)
-            builder.store(total, self._at(self._sums, 4 * PANEL * r, _VECTOR), align=4)
+            builder.store(total, tile_code.pointer(builder, self._sums, 4 * PANEL * r, _VECTOR), align=4)
 
     def _multiply_group(self, x_rows: list[Any], first: Any, count: Any, scales: Any, cells: list[list[Any]],
                         totals: list[Any]) -> None:  # fmt: skip
@@ -129,35 +119,34 @@ class _Tile:
         self._add_inputs(x_rows, first, count, zero, cells)
         scale = self._half_vector(scales, 0)
         for row, total in zip(cells, totals, strict=True):
-            scaled = builder.fmul(self._total(row), scale, flags=_FUSE)
-            builder.store(builder.fadd(builder.load(total), scaled, flags=_FUSE), total)
+            tile_code.fuse(builder, total, self._total(row), scale)
 
     def _add_inputs(self, x_rows: list[Any], first: Any, count: Any, zero: Any, cells: list[list[Any]]) -> None:
         """cells[r] = x[r, first : first + count] @ panel[first : first + count], in several parts"""
         builder, unroll = self._builder, len(cells[0])
         for cell in (cell for row in cells for cell in row):
-            builder.store(ir.Constant(_VECTOR, None), cell)
-        border = builder.add(first, builder.and_(count, ir.Constant(_I64, -unroll)))
-        with cgutils.for_range_slice(builder, first, border, ir.Constant(_I64, unroll), intp=_I64) as (k, _):
+            builder.store(tile_code.zeros(_VECTOR), cell)
+        border = builder.add(first, builder.and_(count, number(-unroll)))
+        with cgutils.for_range_slice(builder, first, border, number(unroll), intp=I64) as (k, _):
             self._prefetch(k, unroll)
             for u in range(unroll):
-                self._add(x_rows, builder.add(k, ir.Constant(_I64, u)), zero, [row[u] for row in cells])
+                self._add(x_rows, builder.add(k, number(u)), zero, [row[u] for row in cells])
         if unroll > 1:
             end = builder.add(first, count)
-            with cgutils.for_range_slice(builder, border, end, ir.Constant(_I64, 1), intp=_I64) as (k, _):
+            with cgutils.for_range_slice(builder, border, end, number(1), intp=I64) as (k, _):
                 self._add(x_rows, k, zero, [row[0] for row in cells])
 
     def expand(self) -> None:
         builder = self._builder
         zero = self._half_vector(self._scales, 2 * PANEL) if self._kind == _INT4 else None
         scale = self._half_vector(self._scales, 0) if self._kind in (_INT8, _INT4) else None
-        start, one = ir.Constant(_I64, 0), ir.Constant(_I64, 1)
-        with cgutils.for_range_slice(builder, start, self._count, one, intp=_I64) as (k, _):
+        start, one = number(0), number(1)
+        with cgutils.for_range_slice(builder, start, self._count, one, intp=I64) as (k, _):
             weights = self._load_weights(builder.add(self._first, k), zero)
             if scale is not None:
                 weights = builder.fmul(weights, scale)
-            place = builder.add(self._sums, builder.mul(k, ir.Constant(_I64, 4 * PANEL)))
-            builder.store(weights, self._at(place, 0, _VECTOR), align=4)
+            place = builder.add(self._sums, builder.mul(k, number(4 * PANEL)))
+            builder.store(weights, tile_code.pointer(builder, place, 0, _VECTOR), align=4)
 
     def _total(self, cells: list[Any]) -> Any:
         builder = self._builder
@@ -166,66 +155,46 @@ class _Tile:
             total = builder.fadd(total, builder.load(cell))
         return total
 
-    def _row(self, r: int) -> Any:
-        builder = self._builder
-        last = builder.sub(self._num_rows, ir.Constant(_I64, 1))
-        row = ir.Constant(_I64, r)
-        row = builder.select(builder.icmp_signed("<", row, last), row, last)
-        offset = builder.mul(builder.mul(row, self._x_stride), ir.Constant(_I64, 4))
-        return builder.inttoptr(builder.add(self._x, offset), _F32.as_pointer())
-
     def _add(self, x_rows: list[Any], k: Any, zero: Any, cells: list[Any]) -> None:
         """cells[r] += x[r, k] * panel[k]"""
         builder = self._builder
         weights = self._load_weights(k, zero)
         for x_row, cell in zip(x_rows, cells, strict=True):
-            product = builder.fmul(self._spread(x_row, k), weights, flags=_FUSE)
-            builder.store(builder.fadd(builder.load(cell), product, flags=_FUSE), cell)
-
-    def _spread(self, x_row: Any, k: Any) -> Any:
-        """x[r, k] everywhere"""
-        undefined, lane = ir.Constant(_VECTOR, ir.Undefined), ir.Constant(_I32, 0)
-        everywhere = ir.Constant(ir.VectorType(_I32, PANEL), None)
-        value = self._builder.insert_element(undefined, self._builder.load(self._builder.gep(x_row, [k])), lane)
-        return self._builder.shuffle_vector(value, undefined, everywhere)
+            value = tile_code.load(builder, tile_code.row(builder, x_row, number(4), k), 0, F32)
+            tile_code.fuse(builder, cell, tile_code.spread(builder, value, PANEL), weights)
 
     def _load_weights(self, k: Any, zero: Any) -> Any:
         """As float32, but for the scale."""
         builder = self._builder
-        place = builder.add(self._panel, builder.mul(k, ir.Constant(_I64, input_bytes(self._kind))))
+        place = builder.add(self._panel, builder.mul(k, number(input_bytes(self._kind))))
         if self._kind == _FLOAT32:
-            return builder.load(self._at(place, 0, _VECTOR), align=4)
+            return self._load(place, 0, _VECTOR)
         if self._kind == _FLOAT16:
-            return builder.fpext(builder.load(self._at(place, 0, ir.VectorType(_HALF, PANEL)), align=2), _VECTOR)
+            return builder.fpext(self._load(place, 0, ir.VectorType(HALF, PANEL), align=2), _VECTOR)
         if self._kind == _INT8:
-            codes = builder.load(self._at(place, 0, ir.VectorType(_I8, PANEL)), align=1)
-            return builder.sitofp(builder.sext(codes, ir.VectorType(_I32, PANEL)), _VECTOR)
+            codes = self._load(place, 0, ir.VectorType(I8, PANEL), align=1)
+            return builder.sitofp(builder.sext(codes, ir.VectorType(I32, PANEL)), _VECTOR)
         half = PANEL // 2
-        narrow = ir.VectorType(_I32, half)
-        pairs = builder.zext(builder.load(self._at(place, 0, ir.VectorType(_I8, half)), align=1), narrow)
+        narrow = ir.VectorType(I32, half)
+        pairs = builder.zext(self._load(place, 0, ir.VectorType(I8, half), align=1), narrow)
         low = builder.and_(pairs, ir.Constant(narrow, [15] * half))
         high = builder.lshr(pairs, ir.Constant(narrow, [4] * half))
-        order = ir.Constant(ir.VectorType(_I32, PANEL), list(range(PANEL)))
+        order = ir.Constant(ir.VectorType(I32, PANEL), list(range(PANEL)))
         return builder.fsub(builder.sitofp(builder.shuffle_vector(low, high, order), _VECTOR), zero)
 
     def _half_vector(self, scales: Any, offset: int) -> Any:
-        halves = self._builder.load(self._at(scales, offset, ir.VectorType(_HALF, PANEL)), align=2)
+        halves = self._load(scales, offset, ir.VectorType(HALF, PANEL), align=2)
         return self._builder.fpext(halves, _VECTOR)
 
     def _prefetch(self, k: Any, num_inputs: int) -> None:
         builder = self._builder
-        pointer = _I8.as_pointer()
-        function = builder.module.globals.get("llvm.prefetch.p0") or ir.Function(
-            builder.module, ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32]), "llvm.prefetch.p0"
-        )
         ahead, ahead_step, border, behind = self._fetched
         steps = builder.sub(k, border)
-        is_behind = builder.icmp_signed(">=", steps, ir.Constant(_I64, 0))
+        is_behind = builder.icmp_signed(">=", steps, number(0))
         start, steps = builder.select(is_behind, behind, ahead), builder.select(is_behind, steps, k)
-        place = builder.add(start, builder.mul(steps, ahead_step))
-        for line in range(0, num_inputs * input_bytes(self._kind), 64):
-            address = builder.inttoptr(builder.add(place, ir.Constant(_I64, line)), pointer)
-            builder.call(function, [address, *(ir.Constant(_I32, value) for value in (0, 3, 1))])
+        place = tile_code.row(builder, start, ahead_step, steps)
+        for line in range(0, num_inputs * input_bytes(self._kind), LINE_BYTES):
+            tile_code.fetch(builder, builder.add(place, number(line)), cache=1)
 
-    def _at(self, address: Any, offset: int, what: Any) -> Any:
-        return self._builder.inttoptr(self._builder.add(address, ir.Constant(_I64, offset)), what.as_pointer())
+    def _load(self, address: Any, offset: int, what: Any, align: int = 4) -> Any:
+        return tile_code.load(self._builder, address, offset, what, align)

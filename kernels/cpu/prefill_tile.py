@@ -2,16 +2,16 @@
 
 from typing import Any
 
+from kvasir.kernels.cpu import tile_code
 from kvasir.kernels.cpu.compiling import IS_WIDE, cgutils, intrinsic, ir, strict, types
 from kvasir.kernels.cpu.simd import LANES, TILE_ROWS
 from kvasir.kernels.cpu.softmax import CHAINS
+from kvasir.kernels.cpu.tile_code import F32, I64, number
 
 # With the sums of all rows in registers; those of two chains, and of two more that are done.
 TILE_COLUMNS, SCORE_COLUMNS = (4 * LANES, 2 * LANES) if IS_WIDE else (2 * LANES, LANES)
 
-_FUSE = ("contract",)  # one fused multiply-add
-_F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-_VECTOR = ir.VectorType(_F32, LANES)
+_VECTOR = ir.VectorType(F32, LANES)
 
 
 @intrinsic
@@ -45,25 +45,23 @@ class _Tile:
     def __init__(self, builder: Any, num_columns: int, a: Any, a_stride: Any, b: Any, b_stride: Any, c: Any,
                  c_stride: Any, depth: Any) -> None:  # fmt: skip
         self._builder, self._depth, self._vectors = builder, depth, range(num_columns // LANES)
-        self._a, self._b, self._c = (builder.inttoptr(address, _F32.as_pointer()) for address in (a, b, c))
-        self._a_stride, self._b_stride, self._c_stride = a_stride, b_stride, c_stride
+        self._a, self._b, self._c = a, b, c
+        self._a_stride, self._b_stride, self._c_stride = (
+            builder.mul(stride, number(4)) for stride in (a_stride, b_stride, c_stride)
+        )
 
     def chains(self, firsts: tuple[int, ...], step: int) -> list[list[Any]]:
         """For each of `firsts`: the products of k = first, first + step, ..., added one after the other"""
         builder, width = self._builder, len(self._vectors)
-        cells = [[cgutils.alloca_once(builder, _VECTOR) for _ in range(TILE_ROWS * width)] for _ in firsts]
-        for cell in (cell for chain in cells for cell in chain):
-            builder.store(ir.Constant(_VECTOR, None), cell)
-        zero, stride = ir.Constant(_I64, 0), ir.Constant(_I64, step)
-        with cgutils.for_range_slice(builder, zero, self._depth, stride, intp=_I64) as (start, _):
+        cells = [[tile_code.empty_cell(builder, _VECTOR) for _ in range(TILE_ROWS * width)] for _ in firsts]
+        with cgutils.for_range_slice(builder, number(0), self._depth, number(step), intp=I64) as (start, _):
             for first, chain in zip(firsts, cells, strict=True):
-                k = builder.add(start, ir.Constant(_I64, first))
+                k = builder.add(start, number(first))
                 columns = [builder.load(self._at(self._b, k, self._b_stride, v), align=4) for v in self._vectors]
                 for r in range(TILE_ROWS):
                     scalar = self._spread(r, k)
                     for column, cell in zip(columns, chain[r * width : (r + 1) * width], strict=True):
-                        product = builder.fmul(scalar, column, flags=_FUSE)
-                        builder.store(builder.fadd(builder.load(cell), product, flags=_FUSE), cell)
+                        tile_code.fuse(builder, cell, scalar, column)
         return [[builder.load(cell) for cell in chain] for chain in cells]
 
     def added(self, sums: list[Any], others: list[Any]) -> list[Any]:
@@ -74,21 +72,17 @@ class _Tile:
             self._builder.store(value, place, align=4)
 
     def _places(self) -> list[Any]:
-        rows = [ir.Constant(_I64, r) for r in range(TILE_ROWS)]
+        rows = [number(r) for r in range(TILE_ROWS)]
         return [self._at(self._c, row, self._c_stride, v) for row in rows for v in self._vectors]
 
     def _spread(self, r: int, k: Any) -> Any:
         """a[r, k] in all lanes"""
-        builder = self._builder
-        offset = builder.add(builder.mul(ir.Constant(_I64, r), self._a_stride), k)
-        undefined, lane = ir.Constant(_VECTOR, ir.Undefined), ir.Constant(_I32, 0)
-        one = builder.insert_element(undefined, builder.load(builder.gep(self._a, [offset])), lane)
-        return builder.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(_I32, LANES), None))
+        row = tile_code.row(self._builder, self._a, self._a_stride, number(r))
+        value = tile_code.load(self._builder, tile_code.row(self._builder, row, number(4), k), 0, F32)
+        return tile_code.spread(self._builder, value, LANES)
 
     def _at(self, base: Any, row: Any, stride: Any, v: int) -> Any:
-        builder = self._builder
-        offset = builder.add(builder.mul(row, stride), ir.Constant(_I64, v * LANES))
-        return builder.bitcast(builder.gep(base, [offset]), _VECTOR.as_pointer())
+        return tile_code.pointer(self._builder, tile_code.row(self._builder, base, stride, row), 4 * LANES * v, _VECTOR)
 
 
 @strict

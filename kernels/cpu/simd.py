@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from kvasir.kernels.cpu import tile_code
 from kvasir.kernels.cpu.compiling import IS_WIDE, carray, cgutils, compiled, intrinsic, ir, strict, types
+from kvasir.kernels.cpu.tile_code import F32, FUSE, HALF, I32, I64, number
 
 LANES = 16 if IS_WIDE else 8  # floats in one register
 TILE_ROWS = 4  # queries that a register tile of attention takes at once
@@ -87,8 +89,7 @@ def next_piece(typing: Any, counter: Any) -> Any:
     """counter[0]++, atomically over all threads: which piece of work is mine."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        one = ir.Constant(ir.IntType(64), 1)
-        return builder.atomic_rmw("add", arguments[0], one, "monotonic")
+        return builder.atomic_rmw("add", arguments[0], number(1), "monotonic")
 
     return types.int64(types.CPointer(types.int64)), codegen
 
@@ -101,12 +102,7 @@ def prefetch(typing: Any, address: Any) -> Any:
     """
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        i8, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
-        function = builder.module.globals.get("llvm.prefetch.p0") or ir.Function(
-            builder.module, ir.FunctionType(ir.VoidType(), [i8, i32, i32, i32]), "llvm.prefetch.p0"
-        )
-        read, keep, data = ir.Constant(i32, 0), ir.Constant(i32, 2), ir.Constant(i32, 1)
-        builder.call(function, [builder.inttoptr(arguments[0], i8), read, keep, data])
+        tile_code.fetch(builder, arguments[0], cache=2)
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen
@@ -121,8 +117,8 @@ def as_floats(builder: Any, element: Any, value: Any, lanes: int) -> Any:
     if element == types.float32:
         return value
     if element == types.uint16:
-        return builder.fpext(builder.bitcast(value, many(ir.HalfType())), many(ir.FloatType()))
-    return builder.sitofp(builder.sext(value, many(ir.IntType(32))), many(ir.FloatType()))
+        return builder.fpext(builder.bitcast(value, many(HALF)), many(F32))
+    return builder.sitofp(builder.sext(value, many(I32)), many(F32))
 
 
 @intrinsic
@@ -150,24 +146,11 @@ def largest_of(typing: Any, address: Any, count: Any) -> Any:
     """The largest of `count` float32, a multiple of LANES; NaN are passed over. -inf of none"""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        f32, i32, i64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-        vector = ir.VectorType(f32, LANES)
-        cell = cgutils.alloca_once_value(builder, ir.Constant(vector, [float("-inf")] * LANES))
-
         def larger(one: Any, other: Any) -> Any:
             return builder.select(builder.fcmp_ordered(">", one, other), one, other)
 
-        base = builder.inttoptr(arguments[0], f32.as_pointer())
-        zero, step = ir.Constant(i64, 0), ir.Constant(i64, LANES)
-        with cgutils.for_range_slice(builder, zero, arguments[1], step, intp=i64) as (i, _):
-            values = builder.load(builder.bitcast(builder.gep(base, [i]), vector.as_pointer()), align=4)
-            builder.store(larger(values, builder.load(cell)), cell)
-        largest, distance = builder.load(cell), LANES // 2
-        while distance:
-            order = ir.Constant(ir.VectorType(i32, LANES), [(i + distance) % LANES for i in range(LANES)])
-            largest = larger(builder.shuffle_vector(largest, largest, order), largest)
-            distance //= 2
-        return builder.extract_element(largest, ir.Constant(i32, 0))
+        address, count = arguments
+        return _reduced(builder, address, count, float("-inf"), larger)
 
     return types.float32(types.int64, types.int64), codegen
 
@@ -177,22 +160,25 @@ def sum_of(typing: Any, address: Any, count: Any) -> Any:
     """The sum of `count` float32, a multiple of LANES: of each lane by itself, then folded, if it is `strict`."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        f32, i32, i64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-        vector = ir.VectorType(f32, LANES)
-        cell = cgutils.alloca_once_value(builder, ir.Constant(vector, None))
-        base = builder.inttoptr(arguments[0], f32.as_pointer())
-        zero, step = ir.Constant(i64, 0), ir.Constant(i64, LANES)
-        with cgutils.for_range_slice(builder, zero, arguments[1], step, intp=i64) as (i, _):
-            values = builder.load(builder.bitcast(builder.gep(base, [i]), vector.as_pointer()), align=4)
-            builder.store(builder.fadd(builder.load(cell), values), cell)
-        total, distance = builder.load(cell), LANES // 2
-        while distance:
-            order = ir.Constant(ir.VectorType(i32, LANES), [(i + distance) % LANES for i in range(LANES)])
-            total = builder.fadd(total, builder.shuffle_vector(total, total, order))
-            distance //= 2
-        return builder.extract_element(total, ir.Constant(i32, 0))
+        address, count = arguments
+        return _reduced(builder, address, count, 0.0, builder.fadd)
 
     return types.float32(types.int64, types.int64), codegen
+
+
+def _reduced(builder: Any, address: Any, count: Any, start: float, combine: Callable[[Any, Any], Any]) -> Any:
+    """`combine` takes what is new, and what has been combined; of single vectors, then of a vector's halves."""
+    vector = ir.VectorType(F32, LANES)
+    cell = cgutils.alloca_once_value(builder, ir.Constant(vector, [start] * LANES))
+    with cgutils.for_range_slice(builder, number(0), count, number(LANES), intp=I64) as (i, _):
+        values = tile_code.load(builder, tile_code.row(builder, address, number(4), i), 0, vector)
+        builder.store(combine(values, builder.load(cell)), cell)
+    result, distance = builder.load(cell), LANES // 2
+    while distance:
+        order = ir.Constant(ir.VectorType(I32, LANES), [(i + distance) % LANES for i in range(LANES)])
+        result = combine(builder.shuffle_vector(result, result, order), result)
+        distance //= 2
+    return builder.extract_element(result, ir.Constant(I32, 0))
 
 
 @intrinsic
@@ -201,7 +187,7 @@ def fused(typing: Any, a: Any, b: Any, c: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         a, b, c = arguments
-        return builder.fadd(builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
+        return builder.fadd(builder.fmul(a, b, flags=FUSE), c, flags=FUSE)
 
     return types.float32(types.float32, types.float32, types.float32), codegen
 

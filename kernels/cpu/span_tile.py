@@ -5,15 +5,15 @@ Its sums stay in registers for all of its inputs.
 
 from typing import Any
 
+from kvasir.kernels.cpu import tile_code
 from kvasir.kernels.cpu.compiling import IS_WIDE, cgutils, intrinsic, ir, types
 from kvasir.kernels.cpu.panel_tile import PANEL, ROWS
+from kvasir.kernels.cpu.tile_code import F32, I64, number
 
 SPAN = 2 if IS_WIDE else 1  # panels: with two, fewer loads for as many sums
 SPAN_ROWS = ROWS[-1] // SPAN
 
-_FUSE = ("contract",)  # one fused multiply-add
-_F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-_VECTOR = ir.VectorType(_F32, PANEL)
+_VECTOR = ir.VectorType(F32, PANEL)
 
 
 @intrinsic
@@ -28,62 +28,37 @@ def multiply_span(
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         x, x_stride, num_rows, weights, weights_stride, count, begin, begin_stride, out, out_stride = arguments
-        tile, rows = _Tile(builder), range(SPAN_ROWS)
-        last = builder.sub(num_rows, ir.Constant(_I64, 1))
-        x_rows = [tile.pointer(tile.row(x, x_stride, tile.smaller(r, last)), _F32) for r in rows]
-        panels = [tile.row(weights, weights_stride, ir.Constant(_I64, i)) for i in range(SPAN)]
+        rows = range(SPAN_ROWS)
+        x_rows = [tile_code.row_or_last(builder, x, x_stride, r, num_rows) for r in rows]
+        panels = [tile_code.row(builder, weights, weights_stride, number(i)) for i in range(SPAN)]
         begins, places = (
-            [tile.row(base, stride, ir.Constant(_I64, r)) for r in rows]
+            [tile_code.row(builder, base, stride, number(r)) for r in rows]
             for base, stride in ((begin, begin_stride), (out, out_stride))
         )
-        tile.multiply(x_rows, panels, count, begins, places)
+        _multiply(builder, x_rows, panels, count, begins, places)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 10), codegen
 
 
-class _Tile:
-    """Writes the LLVM code of one tile."""
-
-    def __init__(self, builder: Any) -> None:
-        self._builder = builder
-
-    def multiply(self, x_rows: list[Any], panels: list[Any], count: Any, begins: list[Any], places: list[Any]) -> None:
-        builder, columns = self._builder, [4 * PANEL * i for i in range(SPAN)]
-        cells = [[cgutils.alloca_once(builder, _VECTOR) for _ in columns] for _ in x_rows]
-        for row, begin in zip(cells, begins, strict=True):
-            for cell, column in zip(row, columns, strict=True):
-                builder.store(builder.load(self._at(begin, column), align=4), cell)
-        zero, one = ir.Constant(_I64, 0), ir.Constant(_I64, 1)
-        with cgutils.for_range_slice(builder, zero, count, one, intp=_I64) as (k, _):
-            offset = builder.mul(k, ir.Constant(_I64, 4 * PANEL))
-            weights = [builder.load(self.pointer(builder.add(panel, offset), _VECTOR), align=4) for panel in panels]
-            for x_row, row in zip(x_rows, cells, strict=True):
-                spread = self._spread(x_row, k)
-                for cell, each in zip(row, weights, strict=True):
-                    product = builder.fmul(spread, each, flags=_FUSE)
-                    builder.store(builder.fadd(builder.load(cell), product, flags=_FUSE), cell)
-        for row, place in zip(cells, places, strict=True):
-            for cell, column in zip(row, columns, strict=True):
-                builder.store(builder.load(cell), self._at(place, column), align=4)
-
-    def row(self, base: Any, stride: Any, index: Any) -> Any:
-        """The address of one"""
-        return self._builder.add(base, self._builder.mul(stride, index))
-
-    def smaller(self, row: int, last: Any) -> Any:
-        index = ir.Constant(_I64, row)
-        return self._builder.select(self._builder.icmp_signed("<", index, last), index, last)
-
-    def pointer(self, address: Any, what: Any) -> Any:
-        return self._builder.inttoptr(address, what.as_pointer())
-
-    def _at(self, address: Any, offset: int) -> Any:
-        return self.pointer(self._builder.add(address, ir.Constant(_I64, offset)), _VECTOR)
-
-    def _spread(self, x_row: Any, k: Any) -> Any:
-        """x[r, k] everywhere"""
-        undefined, lane = ir.Constant(_VECTOR, ir.Undefined), ir.Constant(_I32, 0)
-        everywhere = ir.Constant(ir.VectorType(_I32, PANEL), None)
-        value = self._builder.insert_element(undefined, self._builder.load(self._builder.gep(x_row, [k])), lane)
-        return self._builder.shuffle_vector(value, undefined, everywhere)
+def _multiply(
+    builder: Any, x_rows: list[Any], panels: list[Any], count: Any, begins: list[Any], places: list[Any]
+) -> None:
+    """Each of the places: the one of `begins` + the row of x @ all panels. All are addresses."""
+    columns = [4 * PANEL * i for i in range(SPAN)]
+    cells = [[cgutils.alloca_once(builder, _VECTOR) for _ in columns] for _ in x_rows]
+    for row, begin in zip(cells, begins, strict=True):
+        for cell, column in zip(row, columns, strict=True):
+            builder.store(tile_code.load(builder, begin, column, _VECTOR), cell)
+    with cgutils.for_range_slice(builder, number(0), count, number(1), intp=I64) as (k, _):
+        weights = [
+            tile_code.load(builder, tile_code.row(builder, panel, number(4 * PANEL), k), 0, _VECTOR) for panel in panels
+        ]
+        for x_row, row in zip(x_rows, cells, strict=True):
+            value = tile_code.load(builder, tile_code.row(builder, x_row, number(4), k), 0, F32)
+            everywhere = tile_code.spread(builder, value, PANEL)
+            for cell, each in zip(row, weights, strict=True):
+                tile_code.fuse(builder, cell, everywhere, each)
+    for row, place in zip(cells, places, strict=True):
+        for cell, column in zip(row, columns, strict=True):
+            builder.store(builder.load(cell), tile_code.pointer(builder, place, column, _VECTOR), align=4)
