@@ -101,7 +101,7 @@ async def test_a_receiver_that_was_frozen_goes_on_where_it_was() -> None:
     """For longer than a block may take, and than its sender keeps the connection: it asks anew, and blames nobody."""
     name, settings = "frozen", ConnectorSettings(**SETTINGS, fetch_timeout_base_s=1.0)
     async with processes.node(settings, seed=1) as node, asyncio.timeout(START_S + DEADLINE_S):
-        await node.sender.publish(processes.ticket_of(name, "tcp"), processes.outgoing(processes.keys_of(name)))
+        await node.sender.publish(processes.ticket_of(name, "tcp"), processes.blocks_of(processes.keys_of(name)))
         task = processes.Task(
             role="receive",
             settings=processes.settings_to_json(settings),
