@@ -32,8 +32,13 @@ class DecodeRequest(InFlight):
     is_committed: bool = False
     aborted_because: str | None = None
     first_missing: int = 0  # block, at admission
-    patience: asyncio.TimerHandle | None = None
+    admission_deadline: asyncio.TimerHandle | None = None
     fetched: set[int] = field(default_factory=set)  # full blocks that came from elsewhere
+
+    def stop_waiting(self) -> None:
+        """For its admission."""
+        if self.admission_deadline is not None:
+            self.admission_deadline.cancel()
 
 
 class PromptLoader:

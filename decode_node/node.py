@@ -9,7 +9,6 @@ prompt without a ticket is computed, and before what a lost sender has promised 
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,7 +29,6 @@ from kvasir.node.parts import NodeParts
 from kvasir.node.session import Session
 from kvasir.proto import common_pb2, decode_pb2
 
-_PATIENCE_POLL_S = 0.05
 _WRITE_BACK_SHARE = 8  # at most this part of the blocks is kept for writing, and at least this part is left free
 
 
@@ -67,7 +65,8 @@ class DecodeNode(Node[DecodeRequest]):
         for one in entry.sequences:
             one.reports_filled = self._writes_back
         self.engine.submit(entry.request)
-        self._be_patient(entry, self.engine.step, time.monotonic() + self._admission_timeout_s)
+        loop = asyncio.get_running_loop()
+        entry.admission_deadline = loop.call_later(self._admission_timeout_s, self.on_passed_over, entry)
 
     def _check_room(self, message: common_pb2.GenerationRequest) -> None:
         """Say no at once where waiting would be in vain: by the last step's numbers, and what was accepted since."""
@@ -81,18 +80,6 @@ class DecodeNode(Node[DecodeRequest]):
         num_wanted = sum(num_blocks_for(num_tokens, block_size) for num_tokens in newcomers)
         if num_wanted > stats.num_free_blocks and stats.num_free_blocks < stats.num_total_blocks:
             raise Overloaded(f"newcomers want {num_wanted} blocks, {stats.num_free_blocks} are free")
-
-    def _be_patient(self, entry: DecodeRequest, step: int, deadline_s: float) -> None:
-        """Where that was too hopeful: say no if the engine has scheduled since `step` and not admitted it."""
-        if entry.is_admitted:
-            return
-        num_steps = self.engine.step - step
-        had_its_chance = num_steps >= 2 or (num_steps == 1 and self.engine.age_s == 0)
-        if had_its_chance or time.monotonic() >= deadline_s:
-            self.in_flight.fail(entry, Overloaded("no room for it now"))
-            return
-        loop = asyncio.get_running_loop()
-        entry.patience = loop.call_later(_PATIENCE_POLL_S, self._be_patient, entry, step, deadline_s)
 
     def _continue(self, session: Session, message: decode_pb2.ContinueDecode) -> None:
         entry = self.in_flight.find(session, message.handle)
@@ -121,9 +108,12 @@ class DecodeNode(Node[DecodeRequest]):
 
     # --- what the engine says --------------------------------------------------------------------------------------
 
+    def on_passed_over(self, entry: DecodeRequest) -> None:
+        """Where `_check_room` was too hopeful; or the engine has not come to it in time."""
+        self.in_flight.fail(entry, Overloaded("no room for it now"))
+
     def on_admitted(self, entry: DecodeRequest, admitted: Admitted, outbox: Outbox) -> None:
-        if entry.patience is not None:
-            entry.patience.cancel()
+        entry.stop_waiting()
         if not admitted.is_again:
             outbox.to(entry.session).admitted.append(wire.admitted_to_proto(admitted))
         self.loader.admitted(entry, admitted)
@@ -143,8 +133,7 @@ class DecodeNode(Node[DecodeRequest]):
         self.write_back.add(own)
 
     def on_end(self, entry: DecodeRequest, reason: FinishReason | None) -> None:
-        if entry.patience is not None:
-            entry.patience.cancel()
+        entry.stop_waiting()
         self.loader.ended(entry)
 
     @property

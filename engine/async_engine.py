@@ -56,7 +56,7 @@ class AsyncEngine:
         self._alive_at_s = clock()
         self._stats = engine.stats()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        engine.on_admitted = self._tell_admitted
+        engine.on_newcomers = self._deliver
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -106,7 +106,7 @@ class AsyncEngine:
         return await waiter
 
     def stats(self) -> EngineStats:
-        """As of the end of the last step, or the admissions of the present one. Any thread may ask."""
+        """As of the last result: what it told, and these numbers, never contradict each other. Any thread may ask."""
         return self._stats
 
     @property
@@ -117,6 +117,11 @@ class AsyncEngine:
     def age_s(self) -> float:
         """Seconds since the last step ended; 0 while there is nothing to do."""
         return 0.0 if self._is_idle else self._clock() - self._alive_at_s
+
+    def _hear(self, stats: EngineStats, result: StepResult) -> None:
+        self._stats = stats
+        if not result.is_empty:
+            self._on_result(result)
 
     def _on_compiled(self, request: Request, outcome: Compiled | Exception) -> None:
         """Called in any thread."""
@@ -138,11 +143,8 @@ class AsyncEngine:
         try:
             while not self._is_stopping:
                 self._take_commands()
-                if self._engine.has_work and not self._is_stopping:
-                    result = self._engine.step()
-                    if not result.is_empty:
-                        self._deliver(result)
-                self._stats = self._engine.stats()
+                has_work = self._engine.has_work and not self._is_stopping
+                self._deliver(self._engine.step() if has_work else StepResult(self._engine.stats().step))
                 self._alive_at_s = self._clock()
         except BaseException as error:  # a panic of a library in Rust is no Exception
             log.exception("the engine has crashed")
@@ -184,13 +186,8 @@ class AsyncEngine:
         except InvalidRequest as error:
             self._deliver(StepResult(engine.stats().step, failed=(Failed(request.request_id, error),)))
 
-    def _tell_admitted(self, result: StepResult) -> None:
-        """Whoever hears of it finds the seats and blocks taken."""
-        self._stats = self._engine.stats()
-        self._deliver(result)
-
     def _deliver(self, result: StepResult) -> None:
-        self._on_loop(self._on_result, result)
+        self._on_loop(self._hear, self._engine.stats(), result)
 
     def _stop(self) -> None:
         self._is_stopping = True

@@ -1,6 +1,6 @@
 """Booking what a step computed: tokens, finished requests, blocks to report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvasir.common.errors import NumericalError
@@ -27,6 +27,7 @@ class Ledger:
         self._tables = scheduler.tables
         self._outputs: list[SequenceOutput] = []
         self._admitted: list[Admitted] = []
+        self._passed_over: list[RequestId] = []
         self._computed: list[ComputedBlocks] = []
         self._failed: list[Failed] = []
         self._prompt_logprobs: list[PromptLogprobs] = []
@@ -43,7 +44,14 @@ class Ledger:
 
     @property
     def _collected(self) -> tuple[list[Any], ...]:
-        return self._outputs, self._admitted, self._computed, self._failed, self._prompt_logprobs
+        return (
+            self._outputs,
+            self._admitted,
+            self._passed_over,
+            self._computed,
+            self._failed,
+            self._prompt_logprobs,
+        )
 
     def take_result(self, step: int) -> StepResult:
         """All that has been collected, once."""
@@ -52,6 +60,7 @@ class Ledger:
             step,
             outputs=tuple(self._outputs),
             admitted=tuple(self._admitted),
+            passed_over=tuple(self._passed_over),
             computed=tuple(self._computed),
             failed=tuple(self._failed),
             prompt_logprobs=tuple(self._prompt_logprobs),
@@ -62,8 +71,9 @@ class Ledger:
             collected.clear()
         return result
 
-    def note_admitted(self, admitted: Sequence[Admitted]) -> None:
-        """Blocks of theirs that were in the prefix cache are final already."""
+    def note_newcomers(self, admitted: Sequence[Admitted], passed_over: Iterable[Request]) -> None:
+        """Blocks of the admitted that were in the prefix cache are final already."""
+        self._passed_over.extend(request.request_id for request in passed_over)
         self._admitted.extend(admitted)
         for one in admitted:
             self._report(one.request)

@@ -42,7 +42,7 @@ class Engine:
         self.model_runner = model_runner
         self.grammars = grammars  # None: requests must bring their matchers with them
         self.speculator = speculator
-        self.on_admitted: Callable[[StepResult], None] | None = None  # told before the forward pass, not after
+        self.on_newcomers: Callable[[StepResult], None] | None = None  # told before the forward pass, not after
         self.on_step: Callable[[StepMetrics], None] | None = None
         self.on_close: Callable[[], None] | None = None
         scheduler.tables.copy_block = model_runner.copy_block
@@ -158,10 +158,11 @@ class Engine:
 
     def _schedule(self, now_s: float) -> StepPlan:
         plan, admitted = self.scheduler.schedule(now_s)
-        self._ledger.note_admitted(admitted)
+        passed_over = self.scheduler.take_passed_over()
+        self._ledger.note_newcomers(admitted, passed_over)
         self._queue_s = tuple(one.queue_s for one in admitted if not one.is_again)
-        if admitted and self.on_admitted is not None:
-            self.on_admitted(self._ledger.take_result(self._step))
+        if (admitted or passed_over) and self.on_newcomers is not None:
+            self.on_newcomers(self._ledger.take_result(self._step))
         return plan
 
     def _observe(self, plan: StepPlan, step_time_s: float) -> None:

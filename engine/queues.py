@@ -21,6 +21,7 @@ class Queues:
         self.waiting: list[Request] = []  # in order
         self.loading: list[Request] = []
         self.running: list[Request] = []
+        self._newcomers: list[Request] = []  # that no step has considered yet
         self._num_submitted = 0
         self._queue_may_move = False  # something has changed since the queue's head was last found not to fit
 
@@ -69,6 +70,7 @@ class Queues:
             fork.leader, fork.phase = request, Phase.FOLLOWING
         if request.sampling.grammar is not None and request.matcher is None:
             request.awaits.add("grammar")
+        self._newcomers.append(request)
         self._queue(request)
 
     def cancel(self, request_id: RequestId) -> None:

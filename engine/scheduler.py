@@ -68,6 +68,11 @@ class Scheduler(Queues):
         self._hand_out_the_rest(plan)
         return StepPlan(tuple(plan.chunks.values())), plan.admitted
 
+    def take_passed_over(self) -> list[Request]:
+        """Those that came before the last `schedule`, and found no room in it."""
+        newcomers, self._newcomers = self._newcomers, []
+        return [request for request in newcomers if request.phase is Phase.WAITING]
+
     def _schedule_running(self, request: Request, plan: OpenPlan) -> None:
         if request.num_uncomputed_tokens > 1:
             plan.num_prompts -= 1

@@ -144,6 +144,7 @@ class StepResult:
     step: int
     outputs: tuple[SequenceOutput, ...] = ()
     admitted: tuple[Admitted, ...] = ()
+    passed_over: tuple[RequestId, ...] = ()  # newcomers that found no room yet
     computed: tuple[ComputedBlocks, ...] = ()
     failed: tuple[Failed, ...] = ()
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
@@ -152,5 +153,5 @@ class StepResult:
 
     @property
     def is_empty(self) -> bool:
-        told = (self.outputs, self.admitted, self.computed, self.failed, self.prompt_logprobs)
+        told = (self.outputs, self.admitted, self.passed_over, self.computed, self.failed, self.prompt_logprobs)
         return not any((*told, self.stored, self.dropped))

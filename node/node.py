@@ -79,6 +79,9 @@ class Node(ABC, Generic[E]):
     @abstractmethod
     def on_admitted(self, entry: E, admitted: Admitted, outbox: Outbox) -> None: ...
 
+    def on_passed_over(self, entry: E) -> None:
+        """The engine has considered it once, and it must wait; which is as it should be, where there is a queue."""
+
     @abstractmethod
     def on_computed(self, entry: E | None, computed: ComputedBlocks) -> None:
         """Each block has a reference, which must be released. `entry` is None if the request has ended meanwhile."""
@@ -187,6 +190,10 @@ class Node(ABC, Generic[E]):
         outbox = Outbox(result.step)
         for admitted in result.admitted:
             self._on_admitted(admitted, outbox)
+        for request_id in result.passed_over:
+            entry = self.in_flight.get(request_id)
+            if entry is not None:
+                self.on_passed_over(entry)
         for computed in result.computed:
             self.on_computed(self.in_flight.get(computed.request_id), computed)
         for scored in result.prompt_logprobs:

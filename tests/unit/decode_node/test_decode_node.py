@@ -99,6 +99,18 @@ async def test_no_seat_is_a_no() -> None:
         await node.until(lambda: 4 in node.admitted)
 
 
+async def test_the_last_seats_are_given_to_those_who_come_together() -> None:
+    async with decode(MEMORY, max_num_seqs=2) as node:
+        for handle in range(1, 101, 2):
+            for one in (handle, handle + 1):
+                await node.send(**start_decode(one, request([one], 4)))
+            await node.until(lambda: {handle, handle + 1} <= set(node.admitted) | set(node.failed))  # noqa: B023
+            assert not node.failed
+            for one in (handle, handle + 1):
+                await node.send(**cancel(one))
+            await node.until(lambda: node.node.engine.stats().num_loading == 0)
+
+
 async def test_no_blocks_is_a_no_and_comes_soon() -> None:
     async with decode(MEMORY, num_blocks=8) as node:
         await node.send(**start_decode(1, request(list(range(24)), 4)))

@@ -105,6 +105,27 @@ async def test_admission_is_told_before_the_forward_pass(bench: Bench) -> None:
     assert not bench.results[0].outputs
 
 
+async def test_numbers_change_with_what_is_told_and_not_before(bench: Bench) -> None:
+    """Else one who adds up the seats that are taken and the admissions not heard of yet counts somebody twice."""
+    bench.runner.gate.clear()
+    bench.engine.submit(request("a"))
+    assert bench.runner.entered.wait(DEADLINE_S), "its admission is on its way, but this loop has not turned"
+    assert bench.engine.stats().num_running == 0
+    async with asyncio.timeout(DEADLINE_S):
+        await bench.news.wait()
+    assert bench.engine.stats().num_running == 1
+
+
+async def test_blocks_that_come_back_while_nothing_runs_are_seen(bench: Bench) -> None:
+    blocks = await bench.engine.call(lambda engine: engine.scheduler.tables.pool.allocate(3))
+    async with asyncio.timeout(DEADLINE_S):
+        while bench.engine.stats().num_free_blocks != 13:
+            await asyncio.sleep(0.001)
+        await bench.engine.call(lambda engine: engine.scheduler.tables.pool.release(blocks))
+        while bench.engine.stats().num_free_blocks != 16:
+            await asyncio.sleep(0.001)
+
+
 async def test_age_grows_while_a_step_hangs_and_is_zero_when_idle(bench: Bench) -> None:
     assert bench.engine.age_s == 0
     bench.runner.gate.clear()

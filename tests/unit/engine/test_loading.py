@@ -215,10 +215,19 @@ def test_cached_blocks_are_reported_before_the_forward_pass() -> None:
     engine = make_engine()
     run(engine, make_request("warm", prompt))
     early = []
-    engine.on_admitted = early.append
+    engine.on_newcomers = early.append
     late = reports_of(engine, make_request("r", prompt, hand_off=True))
     assert [(r.first_index, r.num_tokens, r.is_last) for r in early[0].computed] == [(0, (4, 4), False)]
     assert [(r.first_index, r.num_tokens, r.is_last) for r in late] == [(2, (2,), True)]
+
+
+def test_who_finds_no_room_is_told_so_once() -> None:
+    engine = make_engine(num_blocks=4)
+    engine.submit(make_request("a", list(range(10)), max_tokens=2))
+    engine.submit(make_request("b", list(range(20, 30)), max_tokens=2))
+    assert engine.step().passed_over == ("b",)
+    while engine.has_work:
+        assert engine.step().passed_over == (), "it waits, and that is known"
 
 
 def test_a_cancelled_hand_off_leaves_reported_blocks_to_their_reader() -> None:
