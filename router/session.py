@@ -16,7 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvasir.common.errors import NodeUnavailable
+from kvasir.common.errors import InvalidRequest, NodeUnavailable
+from kvasir.common.grpc_options import MAX_MESSAGE_BYTES
 from kvasir.proto import common_pb2
 from kvasir.router import wire
 from kvasir.router.grpc_stream import GrpcStream, open_stream
@@ -109,8 +110,10 @@ class NodeSession:
         self._sinks.remove(handle)
 
     def send(self, command: wire.Command) -> None:
-        if not self.is_lost:
-            self._commands.add(command)
+        """A request that is too long for a message fails alone: streams would break with it, one after the other."""
+        if not self.is_lost and not self._commands.add(command):
+            why = f"for a node the request is {command.ByteSize():,} bytes long; {MAX_MESSAGE_BYTES:,} at most are sent"
+            self._sinks.tell(command.start.handle, Failed(InvalidRequest(why)))
 
     @property
     def all_confirmed(self) -> bool:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
+from kvasir.common.grpc_options import MAX_MESSAGE_BYTES
 from kvasir.router import wire
 
 Send = Callable[[bytes], None]
@@ -20,11 +21,17 @@ class Commands:
     def all_confirmed(self) -> bool:
         return not self._unconfirmed
 
-    def add(self, command: wire.Command) -> None:
+    def add(self, command: wire.Command) -> bool:
+        """False: it is too long for any stream, and as if it had never been."""
+        command.number = self._last_number + 1
+        message = command.SerializeToString()
+        if len(message) > MAX_MESSAGE_BYTES:
+            return False
         self._last_number += 1
-        command.number = self._last_number
         self._unconfirmed.append(command)
-        self.send_aside(command)
+        if self._send is not None:
+            self._send(message)
+        return True
 
     def send_aside(self, command: wire.Command) -> None:
         """Without a number, and on a stream that there is now, or never."""

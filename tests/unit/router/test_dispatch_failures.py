@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import pytest
 
 from kvasir.common.errors import InvalidRequest, NodeUnavailable, NumericalError
+from kvasir.common.grammar import Grammar
+from kvasir.common.grpc_options import MAX_MESSAGE_BYTES
 from kvasir.proto import common_pb2
-from kvasir.router.types import RoutedRequest, TokenDelta
+from kvasir.router.types import RoutedRequest, Sampling, TokenDelta
 from tests.fake_cluster import FakeCluster, a_request, collect, fake_cluster, tokens_of, until
 from tests.fake_node import FakeNode
 from tests.fake_request import expected_tokens
@@ -212,6 +215,21 @@ async def test_the_requests_own_fault_is_not_tried_again(code: int, error: type[
         for node in cluster.nodes:
             node.behaviour.fail_starts = []
         await cluster.settle()
+
+
+@pytest.mark.parametrize("num_prefill", [0, 1])
+async def test_what_is_too_long_for_a_message_fails_alone(num_prefill: int) -> None:
+    """The node refused the message by ending the stream; the next one began with it again, and so for ever."""
+    async with fake_cluster(num_prefill, 1) as cluster:
+        deltas = cluster.dispatcher.generate(a_request(20, 200))
+        head = await some(deltas, 1)
+        grammar = Grammar("regex", "a" * MAX_MESSAGE_BYTES)
+        too_long = replace(a_request(30), sampling=Sampling(grammar=grammar))
+        with pytest.raises(InvalidRequest, match="33,554,432 at most are sent"):
+            await collect(cluster.dispatcher.generate(too_long))
+        assert tokens_of(head + await collect(deltas)) == right(a_request(20, 200))
+        await cluster.settle()
+        assert all(node.num_resumed == 0 for node in cluster.nodes)
 
 
 async def test_a_request_that_kills_nodes_is_given_up() -> None:

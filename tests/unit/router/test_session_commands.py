@@ -1,6 +1,7 @@
 """Commands over streams that break."""
 
-from kvasir.proto import decode_pb2
+from kvasir.common.grpc_options import MAX_MESSAGE_BYTES
+from kvasir.proto import common_pb2, decode_pb2
 from kvasir.router import wire
 from kvasir.router.nodes import Role
 from kvasir.router.session_commands import Commands
@@ -57,4 +58,15 @@ def test_what_has_arrived_is_kept_no_longer() -> None:
     commands.confirm(2)
     assert not commands.all_confirmed
     commands.confirm(3)
+    assert commands.all_confirmed
+
+
+def test_what_no_stream_would_carry_is_as_if_it_had_never_been() -> None:
+    commands, stream = some_commands(1), Stream()
+    request = common_pb2.GenerationRequest(prompt_token_ids=bytes(MAX_MESSAGE_BYTES))
+    assert not commands.add(wire.start_decode(7, request, None))
+    commands.begin_stream(stream.send, last_number=0)
+    assert commands.add(wire.cancel(Role.DECODE, 1))
+    assert stream.numbers == [1, 2]
+    commands.confirm(2)
     assert commands.all_confirmed
