@@ -92,7 +92,7 @@ test-soak: $(VENV)/test-installed
 
 .PHONY: test-connectors
 test-connectors: $(CONNECTORS)/installed
-	$(CONNECTORS)/bin/python -m pytest -m 'full or not full' tests/unit/kv_connector/test_engines.py \
+	$(CONNECTORS)/bin/python -m pytest -m 'full or not full' tests/unit/kv_connector/one_sided/test_engines.py \
 	  tests/unit/kv_connector/test_conformance_processes.py tests/e2e/test_engines.py tests/e2e/test_kv_faults.py $(ARGS)
 
 .PHONY: test-net

@@ -14,11 +14,11 @@ ENTRY_POINT_GROUP = "kvasir.kv_connectors"
 
 _BUILT_IN = {
     "memory": "kvasir.kv_connector.memory:MemoryConnector",
-    "tcp": "kvasir.kv_connector.tcp:TcpConnector",
-    "redis": "kvasir.kv_connector.redis:RedisConnector",
-    "shared_storage": "kvasir.kv_connector.shared_storage:SharedStorageConnector",
-    "nixl": "kvasir.kv_connector.nixl:NixlConnector",
-    "mooncake": "kvasir.kv_connector.mooncake:MooncakeConnector",
+    "tcp": "kvasir.kv_connector.tcp.connector:TcpConnector",
+    "redis": "kvasir.kv_connector.redis.connector:RedisConnector",
+    "shared_storage": "kvasir.kv_connector.shared_storage.connector:SharedStorageConnector",
+    "nixl": "kvasir.kv_connector.one_sided.nixl:NixlConnector",
+    "mooncake": "kvasir.kv_connector.one_sided.mooncake:MooncakeConnector",
 }
 
 

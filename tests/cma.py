@@ -5,8 +5,8 @@ import os
 import threading
 from collections.abc import Sequence
 
-from kvasir.kv_connector.one_sided import OneSidedConnector
-from kvasir.kv_connector.one_sided_engine import Pool
+from kvasir.kv_connector.one_sided.connector import OneSidedConnector
+from kvasir.kv_connector.one_sided.engine import Pool
 from kvasir.kv_connector.settings import ConnectorSettings
 
 _libc = ctypes.CDLL(None, use_errno=True)

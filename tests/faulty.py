@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from kvasir.kv_connector.base import Frame, Land
-from kvasir.kv_connector.redis import RedisConnector
+from kvasir.kv_connector.redis.connector import RedisConnector
 from kvasir.kv_connector.settings import ConnectorSettings
-from kvasir.kv_connector.shared_storage import SharedStorageConnector
-from kvasir.kv_connector.tcp import TcpConnector
+from kvasir.kv_connector.shared_storage.connector import SharedStorageConnector
+from kvasir.kv_connector.tcp.connector import TcpConnector
 from kvasir.kv_connector.testing.faulty import Fault, Faulty
 
 VARIABLE = "KVASIR_TEST_FAULTS"

@@ -43,7 +43,7 @@ MUST_NOT_IMPORT = {
     "cli": TENSOR_LIBRARIES | {"transformers"},
 }
 
-# "kvasir.engine", "kvasir.kv_connector.tcp:TcpConnector": a module that something imports by its name.
+# "kvasir.engine", "kvasir.kv_connector.tcp.connector:TcpConnector": a module that something imports by its name.
 MODULE_NAME = re.compile(rf"kvasir\.({'|'.join(MAY_IMPORT)})(\.\w+)*(:\w+)?")
 
 

@@ -16,13 +16,13 @@ import redis
 from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector.base import BlockKey, StoreKey
 from kvasir.kv_connector.header import store_key
-from kvasir.kv_connector.redis_blocks import exist, read, remove
-from kvasir.kv_connector.redis_link import RedisLink
+from kvasir.kv_connector.redis.blocks import exist, read, remove
+from kvasir.kv_connector.redis.link import RedisLink
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.testing import SMALL, Pair, pairs_of, random_keys
 from tests.fuzz.mutation import mutated
 from tests.fuzz.test_tcp_fuzz import NUM_INPUTS, num_open_files, resident_bytes
-from tests.unit.kv_connector.fake_connection import FakeConnection
+from tests.unit.kv_connector.redis.fake_connection import FakeConnection
 from tests.valkey import RedisServer
 
 DEADLINE_S = 30.0 + NUM_INPUTS / 100

@@ -16,14 +16,22 @@ from pathlib import Path
 import pytest
 import zmq
 
-from kvasir.kv_connector import tcp_protocol as protocol
 from kvasir.kv_connector.base import BlockKey, Endpoint, Ticket, TransferId
-from kvasir.kv_connector.tcp_door import Doorkeeper
-from kvasir.kv_connector.tcp_socket import LoopSocket
+from kvasir.kv_connector.tcp import protocol
+from kvasir.kv_connector.tcp.doorkeeper import Doorkeeper
+from kvasir.kv_connector.tcp.loop_socket import LoopSocket
 from kvasir.kv_connector.testing import Node, Pair, open_node, random_keys, until
 from tests.fuzz.mutation import mutated
-from tests.unit.kv_connector.test_tcp import KEYS, SETTINGS, fetch_all, shake_hands, stranger
-from tests.unit.kv_connector.test_tcp_security import BEGINNINGS, command, greeting
+from tests.unit.kv_connector.tcp.strangers import (
+    BEGINNINGS,
+    KEYS,
+    SETTINGS,
+    command,
+    fetch_all,
+    greeting,
+    shake_hands,
+    stranger,
+)
 
 NUM_INPUTS = int(os.environ.get("KVASIR_FUZZ_INPUTS", 3000))
 DEADLINE_S = 30.0 + NUM_INPUTS / 100

@@ -5,7 +5,7 @@ import pytest
 from kvasir.kv_connector.memory import MemoryConnector
 from kvasir.kv_connector.registry import connector_names, open_connector
 from kvasir.kv_connector.settings import ConnectorSettings
-from kvasir.kv_connector.tcp import TcpConnector
+from kvasir.kv_connector.tcp.connector import TcpConnector
 
 
 def test_connectors_by_name_and_by_path() -> None:

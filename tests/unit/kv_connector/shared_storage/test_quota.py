@@ -17,9 +17,9 @@ import pytest
 from kvasir.kv_connector.base import Frame, StoreKey
 from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.settings import ConnectorSettings
-from kvasir.kv_connector.shared_storage import SharedStorageConnector
-from kvasir.kv_connector.shared_storage_files import _OPEN, BlockFolder, OpenFolder
-from kvasir.kv_connector.shared_storage_quota import Quota
+from kvasir.kv_connector.shared_storage.connector import SharedStorageConnector
+from kvasir.kv_connector.shared_storage.files import _OPEN, BlockFolder, OpenFolder
+from kvasir.kv_connector.shared_storage.quota import Quota
 from kvasir.kv_connector.testing import LARGE, SMALL, pairs_of, random_keys
 from tests.unit.kv_connector.store_tools import fetch
 
@@ -246,8 +246,8 @@ WRITER = """
 import random, sys
 from pathlib import Path
 from kvasir.kv_connector.base import Frame
-from kvasir.kv_connector.shared_storage_files import _OPEN, BlockFolder, OpenFolder
-from kvasir.kv_connector.shared_storage_quota import Quota
+from kvasir.kv_connector.shared_storage.files import _OPEN, BlockFolder, OpenFolder
+from kvasir.kv_connector.shared_storage.quota import Quota
 
 blocks, seed, quota_bytes = BlockFolder(Path(sys.argv[1]), 3600.0), int(sys.argv[2]), int(sys.argv[3])
 rng, quota = random.Random(seed), Quota(blocks, quota_bytes)

@@ -1,0 +1,247 @@
+"""The receiving end of the tcp connector: one DEALER to one sender, from its handshake to the first trouble.
+
+A link does not mend: whatever happens to it fails all that waits for it, and the next fetch makes a new one.
+"""
+
+import asyncio
+import functools
+import hmac
+import itertools
+import operator
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from kvasir.common.errors import KVTransferError
+from kvasir.kv_connector.base import BlockKey, Frame, TransferId
+from kvasir.kv_connector.errors import OtherVersion
+from kvasir.kv_connector.tcp import protocol
+from kvasir.kv_connector.tcp.loop_socket import LoopSocket
+
+_HANDSHAKE_TIMEOUT_S = 2.0
+_OVERDUE_S = 10.0  # a request that nobody waits for any more must be answered all the same
+_LOST = {
+    zmq.EVENT_DISCONNECTED: "disconnected",
+    zmq.EVENT_CLOSED: "nobody listens there",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the handshake failed",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the handshake failed; is encryption on at both ends, or off?",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "it does not know this cluster's secret",
+}
+_RECONNECT_AFTER_MS = 3600_000
+_link_numbers = itertools.count()
+_HEAD_BYTES = len(protocol.BLOCK) + protocol.NUMBER_BYTES
+
+Reply = tuple[int, Frame | None] | None  # the request's number and its block; None: the link is lost
+
+
+class Link:
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[Any]]",
+        address: str,
+        max_payload_bytes: int,
+        window: int,
+        keys: protocol.Keys,
+        is_encrypted: bool,
+    ) -> None:
+        self.why_lost = ""  # empty while it lives
+        self._kind_of_loss = KVTransferError
+        self.window_size = window
+        self.window = asyncio.Semaphore(window)  # blocks asked for and not yet taken in
+        self._address = address
+        self._max_payload_bytes = max_payload_bytes
+        self._keys = keys
+        self._nonce = os.urandom(protocol.NONCE_BYTES)
+        self._has_proved = False  # the sender
+        self._next_number = 0
+        self._unanswered: dict[int, asyncio.Queue[Reply] | None] = {}  # None: forgotten
+        self._is_settled = asyncio.Event()  # welcome, or lost
+        self._raw = context.socket(zmq.DEALER)
+        max_reply_bytes = protocol.max_reply_bytes(max_payload_bytes)
+        protocol.configure(self._raw, max_reply_bytes, address.startswith("["))
+        protocol.guard_receiver(self._raw, keys, is_encrypted)
+        # It does not come to that: a lost link is closed. But with none, zmq throws away what came before the loss.
+        self._raw.set(zmq.RECONNECT_IVL, _RECONNECT_AFTER_MS)
+        max_unread = 2 * window * max_payload_bytes // max_reply_bytes  # whatever a sender does
+        self._raw.set(zmq.RCVHWM, max(max_unread, 2))
+        monitor_address = f"inproc://kv-link-{next(_link_numbers)}"
+        events = functools.reduce(operator.or_, _LOST)
+        self._monitor = LoopSocket(self._raw.get_monitor_socket(events, monitor_address), self._see)
+        self._socket = LoopSocket(self._raw, self._take)
+
+    async def connect(self) -> None:
+        """Returns when each side has proved that it knows the secret."""
+        try:
+            self._raw.connect(f"tcp://{self._address}")
+            self.say(protocol.hello(self._nonce))
+            async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
+                await self._is_settled.wait()
+        except (TimeoutError, zmq.ZMQError) as error:
+            self.close(str(error) or "no answer")
+        except asyncio.CancelledError:
+            self.close("closed")
+            raise
+        if self.why_lost:
+            raise self.loss()
+
+    def close(self, why: str) -> None:
+        self._lose(why)
+        if not self._raw.closed:
+            self._raw.disable_monitor()  # first: zmq would wait for ever to tell a monitor that is closed
+        self._monitor.close()
+        self._socket.close()
+
+    def loss(self) -> KVTransferError:
+        """Of one that is lost."""
+        return self._kind_of_loss(self.why_lost)
+
+    def requests(self, transfer_id: TransferId) -> "Requests":
+        return Requests(self, transfer_id)
+
+    def say(self, message: bytes) -> None:
+        if not self.why_lost:
+            with suppress(zmq.ZMQError):  # the monitor says why
+                self._socket.send(message)
+
+    async def ask(self, transfer_id: TransferId, keys: Sequence[BlockKey], replies: asyncio.Queue[Reply]) -> range:
+        """For some of the keys, the leading ones, as soon as the window allows; the replies will go to `replies`.
+
+        Returns the numbers of the requests.
+        """
+        await self.window.acquire()
+        num_keys = 1
+        while num_keys < min(len(keys), protocol.MAX_KEYS_A_REQUEST) and not self.window.locked():
+            await self.window.acquire()
+            num_keys += 1
+        if self.why_lost:
+            self.window.release()  # for the next one who waits
+            raise self.loss()
+        numbers = range(self._next_number, self._next_number + num_keys)
+        self._next_number = numbers.stop
+        self._unanswered.update(dict.fromkeys(numbers, replies))
+        self.say(protocol.fetch(numbers.start, transfer_id, keys[:num_keys]))
+        return numbers
+
+    def forget(self, number: int) -> None:
+        """Nobody waits for it any more. Its room in the window is free when its reply is no longer on the way."""
+        if number in self._unanswered:
+            self._unanswered[number] = None
+            asyncio.get_running_loop().call_later(_OVERDUE_S, self._check_overdue, number)
+        else:
+            self.window.release()
+
+    def _check_overdue(self, number: int) -> None:
+        if number in self._unanswered:
+            self._lose("a request was never answered")
+
+    def _lose(self, why: str, kind: type[KVTransferError] = KVTransferError) -> None:
+        if self.why_lost:
+            return
+        self._kind_of_loss = kind
+        self.why_lost = f"{self._address} is lost: {why}"
+        for replies in self._unanswered.values():
+            if replies is not None:
+                replies.put_nowait(None)
+        self._unanswered.clear()
+        self.window.release()
+        self._is_settled.set()
+        asyncio.get_running_loop().call_soon(self.close, why)
+
+    # What comes.
+
+    def _see(self, event: list[zmq.Frame]) -> None:
+        self._socket.drain()  # what came before the loss is as good as any
+        self._lose(_LOST[zmq.Event(parse_monitor_message([frame.bytes for frame in event])["event"])])
+
+    def _take(self, message: list[zmq.Frame]) -> None:
+        head = message[0].bytes
+        word, rest = head[:1], head[1:]
+        if word == protocol.BLOCK and len(message) == 2 and len(head) >= _HEAD_BYTES:
+            number = int.from_bytes(head[len(protocol.BLOCK) : _HEAD_BYTES], "little")
+            self._answer(number, Frame(head[_HEAD_BYTES:], message[1].buffer))
+        elif word == protocol.TRAY and len(message) == 2:
+            self._take_tray(rest, message[1].buffer)
+        elif word == protocol.ABSENT and len(message) == 1 and len(head) == _HEAD_BYTES:
+            self._answer(int.from_bytes(rest, "little"), None)
+        elif word == protocol.CHALLENGE and len(message) == 1:
+            self._prove(rest)
+        elif word == protocol.WELCOME and self._has_proved:
+            self._is_settled.set()
+        elif word == protocol.REFUSED:
+            self._refused(protocol.parse_refused(rest))
+        else:
+            self._lose(f"it sent {head[:16]!r} in {len(message)} frames")
+
+    def _take_tray(self, entries: bytes, payloads: memoryview) -> None:
+        blocks = protocol.parse_tray(entries, payloads)
+        if blocks is None:
+            self._lose("it sent a tray that is not what its entries say")
+            return
+        for number, frame in blocks:
+            self._answer(number, frame)
+
+    def _refused(self, version: int) -> None:
+        if version == protocol.VERSION:
+            self._lose("it refused this node")
+        else:
+            why = f"it speaks version {version} of the protocol, this node {protocol.VERSION}"
+            self._lose(why, OtherVersion)
+
+    def _prove(self, challenge: bytes) -> None:
+        sender_nonce, proof = challenge[: protocol.NONCE_BYTES], challenge[protocol.NONCE_BYTES :]
+        if not hmac.compare_digest(proof, self._keys.proof(protocol.SENDER, self._nonce, sender_nonce)):
+            self._lose("it does not know this cluster's secret")
+            return
+        self._has_proved = True
+        self.say(protocol.ANSWER + self._nonce + self._keys.proof(protocol.RECEIVER, self._nonce, sender_nonce))
+
+    def _answer(self, number: int, frame: Frame | None) -> None:
+        if frame is not None and frame.payload.nbytes > self._max_payload_bytes:
+            self._lose(f"it sent a block of {frame.payload.nbytes} bytes")
+            return
+        if number not in self._unanswered:
+            return  # a duplicate
+        replies = self._unanswered.pop(number)
+        if replies is None:
+            self.window.release()
+        else:
+            replies.put_nowait((number, frame))
+
+
+class Requests:
+    """What one fetch has asked a link for."""
+
+    def __init__(self, link: Link, transfer_id: TransferId) -> None:
+        self._link = link
+        self._transfer_id = transfer_id
+        self._keys: dict[int, BlockKey] = {}
+        self._replies: asyncio.Queue[Reply] = asyncio.Queue()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    async def ask(self, keys: Sequence[BlockKey]) -> int:
+        """For the leading ones of the keys, as many as makes sense now; how many that is."""
+        if self._keys and len(self._keys) > self._link.window_size // 2:
+            return 0  # asked for by twos and threes, blocks cost more
+        if self._keys and (self._link.window.locked() or self._link.why_lost):
+            return 0  # first what has been answered
+        numbers = await self._link.ask(self._transfer_id, keys, self._replies)
+        self._keys.update(zip(numbers, keys, strict=False))
+        return len(numbers)
+
+    async def next(self) -> tuple[BlockKey, Frame | None]:
+        reply = await self._replies.get()
+        if reply is None:
+            raise self._link.loss()
+        number, frame = reply
+        self._link.window.release()
+        return self._keys.pop(number), frame
+
+    def close(self) -> None:
+        for number in self._keys:
+            self._link.forget(number)
