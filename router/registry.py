@@ -2,18 +2,23 @@
 
 Either way the router dials the node, checks that it may pair with those that are here, and uses it until the session
 ends. A node that announced itself is then gone until it announces itself again; one of the list is dialled again.
+
+The name of a host is looked up once for each time that it is dialled: what a node says of itself and its session come
+from the same place. An address is one node: of several that share a name, the others are not used.
 """
 
 from __future__ import annotations  # grpc's classes are generic in their stubs alone
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc.aio
 
+from kvasir.common.addresses import join_address, split_address
 from kvasir.common.errors import NodeUnavailable
 from kvasir.common.grpc_client import open_channel
 from kvasir.common.grpc_server import bind, new_server
@@ -110,8 +115,8 @@ class Registry:
     @asynccontextmanager
     async def _member(self, address: str, role: Role) -> AsyncIterator[NodeSession]:
         """In the pool for as long as this lasts."""
-        info = await self._describe(address, role)
-        session = NodeSession(info, self._secret, self._settings)
+        place, info = await self._describe(address, role)
+        session = NodeSession(info, self._secret, self._settings, place)
         ask_snapshot = lambda: session.send(wire.request_kv_snapshot(role))  # noqa: E731
         held = HeldBlocks(info.kv_identity, info.block_size, info.num_total_blocks, ask_snapshot)
         session.on_kv_events = held.apply
@@ -129,19 +134,42 @@ class Registry:
         finally:
             await session.close()
 
-    async def _describe(self, address: str, role: Role) -> NodeInfo:
-        request, timeout_s = common_pb2.DescribeRequest(), self._settings.open_timeout_s
-        async with open_channel(address, self._secret) as channel:
-            answer = await node_stub(role, channel).Describe(request, timeout=timeout_s)
+    async def _describe(self, address: str, role: Role) -> tuple[str, NodeInfo]:
+        """Where it is, as a number, and what it says of itself."""
+        places = await places_of(address)
+        answers = await asyncio.gather(*(self._ask(place, role) for place in places), return_exceptions=True)
+        found = [(place, one) for place, one in zip(places, answers, strict=True) if not isinstance(one, BaseException)]
+        if not found:
+            raise next(error for error in answers if isinstance(error, BaseException))
+        place, description = found[0]
+        if len({one.node_epoch for _, one in found}) > 1:
+            log.warning("%s stands for several nodes, of which %s is used: list each, or let them join", address, place)
         try:
-            info = wire.node_from_proto(address, answer.node)
+            info = wire.node_from_proto(address, description)
         except ValueError as error:
             raise NodeUnavailable(f"cannot read what {address} says of itself: {error}") from error
         if info.role is not role:
             raise NodeUnavailable(f"{address} is a {info.role.value} node, not a {role.value} node")
         if refusal := self._pool.refusal(info):
             raise NodeUnavailable(refusal)
-        return info
+        return place, info
+
+    async def _ask(self, place: str, role: Role) -> common_pb2.NodeDescription:
+        request, timeout_s = common_pb2.DescribeRequest(), self._settings.open_timeout_s
+        async with open_channel(place, self._secret) as channel:
+            answer = await node_stub(role, channel).Describe(request, timeout=timeout_s)
+        description: common_pb2.NodeDescription = answer.node
+        return description
+
+
+async def places_of(address: str) -> list[str]:
+    """What a host's name stands for now, in the system's order: `node:50051` -> 10.0.0.7:50051, 10.0.0.8:50051"""
+    try:
+        host, port = split_address(address)
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:
+        raise NodeUnavailable(f"{address} cannot be looked up: {error}") from error
+    return list(dict.fromkeys(join_address(*end[:2]) for *_, end in found))
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):

@@ -52,8 +52,10 @@ class NodeSession:
     """`on_heartbeat` hears (load, draining), `on_kv_events` what the node's prefix cache gained and lost; `on_lost` is
     called before the requests are told."""
 
-    def __init__(self, info: NodeInfo, secret: str | None, settings: SessionSettings) -> None:
+    def __init__(self, info: NodeInfo, secret: str | None, settings: SessionSettings, place: str = "") -> None:
+        """place: where it was found, if not by its address"""
         self.info = info
+        self._place = place or info.address
         self.on_heartbeat: Callable[[NodeLoad, bool], None] = lambda load, draining: None
         self.on_lost: Callable[[], None] = lambda: None
         self.on_kv_events: Callable[[KVEvents], None] = lambda events: None
@@ -137,7 +139,7 @@ class NodeSession:
     async def _one_stream(self) -> str:
         """Why it has ended."""
         method = _METHODS[self.info.role]
-        self._stream = stream = await open_stream(self.info.address, method, self._secret, self._heard)
+        self._stream = stream = await open_stream(self._place, method, self._secret, self._heard)
         try:
             opening = wire.open_session(self.info.role, self._session_id, self._last_event)
             stream.send(opening.SerializeToString())

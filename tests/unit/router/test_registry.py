@@ -1,6 +1,8 @@
 """How nodes join and leave."""
 
 import asyncio
+import socket
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -131,6 +133,50 @@ async def test_a_node_that_describes_itself_in_no_readable_way_is_dialled_again(
             await until(lambda: "cannot read what" in caplog.text)
             decode.description = lambda: readable  # type: ignore[method-assign]
             await until(lambda: bool(cluster.pool.nodes()))
+
+
+async def test_a_name_of_several_nodes_is_one_of_them(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time that it is looked up it begins with another, as names with several addresses do: a node described
+    itself, another one was connected, and taken for the first one restarted."""
+    fabric, turns, look_up = Fabric(), [0], socket.getaddrinfo
+
+    def in_turn(host: Any, port: Any, *args: Any, **options: Any) -> Any:
+        if host != "nodes.test":
+            return look_up(host, port, *args, **options)
+        turns[0] += 1
+        hosts = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+        hosts = hosts[turns[0] % 3 :] + hosts[: turns[0] % 3]
+        return [end for one in hosts for end in look_up(one, port, *args, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", in_turn)
+    async with FakeNode("decode", fabric) as one, FakeNode("decode", fabric) as other:
+        port = one.address.rpartition(":")[2]
+        await other.die()
+        await other.start(f"127.0.0.2:{port}")  # at the third, nobody is
+        config = RouterConfig(grpc_listen="127.0.0.1:0", decode=[f"nodes.test:{port}"], heartbeat_timeout_s=0.6)
+        async with running_cluster(config, None, Metrics()) as cluster:
+            for _ in range(3):
+                await until(lambda: cluster.dispatcher.is_ready)
+                (node,) = cluster.pool.nodes()
+                assert node.info.address == f"nodes.test:{port}"
+                used = one if node.info.epoch == one.epoch else other
+                assert used.sessions
+                await asyncio.sleep(0.8)
+                assert cluster.pool.nodes() == [node]
+                used.behaviour.engine_age_s = 100  # so it is lost, and dialled again
+                await until(lambda: node not in cluster.pool.nodes())  # noqa: B023
+                used.behaviour.engine_age_s = 0
+                await until(lambda: bool(cluster.pool.nodes()))
+    assert "stands for several nodes" in caplog.text
+    assert "restarted" not in caplog.text
+
+
+async def test_a_name_that_nobody_knows_is_looked_up_again(caplog: pytest.LogCaptureFixture) -> None:
+    config = RouterConfig(grpc_listen="127.0.0.1:0", decode=["nobody.invalid:1"])
+    async with running_cluster(config, None, Metrics()):
+        await until(lambda: "nobody.invalid:1 cannot be looked up" in caplog.text)
 
 
 async def test_an_announcer_that_cannot_be_dialled_is_told() -> None:
