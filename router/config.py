@@ -76,8 +76,8 @@ class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     grpc_listen: str = Field(default="127.0.0.1:8001", description="Where nodes announce themselves (host:port).")
-    prefill: Words = Field(default=[], description="Prefill nodes that do not announce themselves (host:port, each one node).")
-    decode: Words = Field(default=[], description="Decode nodes that do not announce themselves (host:port).")
+    prefill: Words = Field(default=[], description="Prefill nodes that do not announce themselves: host:port of each.")
+    decode: Words = Field(default=[], description="Decode nodes that do not announce themselves: host:port of each.")
     cluster_secret_file: Path | None = Field(
         default=None, description="Holds the cluster's secret; without it, KVASIR_CLUSTER_SECRET."
     )
