@@ -1,4 +1,4 @@
-"""Who could not be reached is left alone for a while: each time longer, up to a few seconds."""
+"""Does not retry an unreachable peer for a while: longer after each failure, up to a few seconds."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class BackOff:
         self._failing: OrderedDict[str, _Failure] = OrderedDict()
 
     def check(self, address: str) -> None:
-        """Raises what was wrong last, while the address is being left alone."""
+        """Raises the address's last error while it must not be tried again yet."""
         if address not in self._failing:
             return
         failure = self._failing[address]

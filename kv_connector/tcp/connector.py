@@ -1,4 +1,4 @@
-"""From one node's memory to another's over ZeroMQ: the receiver asks, the sender lends without a copy."""
+"""Blocks from one node's memory to another's over ZeroMQ: the receiver asks, the sender lends without copying."""
 
 import asyncio
 import time
@@ -15,6 +15,7 @@ from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.tcp import protocol
 from kvasir.kv_connector.tcp.back_off import BackOff
 from kvasir.kv_connector.tcp.link import Link
+from kvasir.kv_connector.tcp.requests import Requests
 from kvasir.kv_connector.tcp.server import TcpServer
 
 _MIN_WINDOW, _MAX_WINDOW = 2, 128
@@ -59,7 +60,7 @@ class TcpConnector:
     async def fetch(self, ticket: Ticket, keys: Sequence[BlockKey]) -> AsyncGenerator[tuple[BlockKey, Frame | None]]:
         if not ticket.endpoints:
             raise KVTransferError(f"ticket {ticket.transfer_id} names no endpoint")
-        requests = (await self._link(ticket.endpoints[0].address)).requests(ticket.transfer_id)
+        requests = Requests(await self._link(ticket.endpoints[0].address), ticket.transfer_id)
         num_asked = 0
         try:
             while num_asked < len(keys) or len(requests):
@@ -77,20 +78,20 @@ class TcpConnector:
         await self._say(ticket, protocol.KEEP_ALIVE)
 
     async def _say(self, ticket: Ticket, word: bytes) -> None:
-        """To everyone who holds a part of it, unless they are lost."""
+        """Tell every endpoint of the ticket, but those whose link is lost."""
         for endpoint in ticket.endpoints:
             known = self._links.get(endpoint.address)
             if known is None or not known[0].why_lost:
                 (await self._link(endpoint.address)).say(word + ticket.transfer_id.encode())
 
     async def _link(self, address: str) -> Link:
-        """A live link: the one that all transfers from there share, or a new one."""
+        """The link that all transfers from this sender share; a new one if there is none or it is lost."""
         if address not in self._links or self._links[address][0].why_lost:
             self._close_lost_links()
             self._back_off.check(address)
             link = Link(self._context, address, self._max_payload_bytes, self._window, self._keys, self._encryption)
             connecting = asyncio.create_task(self._connect(link, address))
-            connecting.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if only by us
+            connecting.add_done_callback(lambda task: task.cancelled() or task.exception())  # or asyncio logs it
             self._links[address] = link, connecting
         link, connecting = self._links[address]
         await asyncio.shield(connecting)
@@ -106,7 +107,7 @@ class TcpConnector:
 
     @property
     def _window(self) -> int:
-        """Blocks of one link on their way."""
+        """How many blocks one link may have on their way."""
         return min(max(self._settings.window_bytes // self._max_payload_bytes, _MIN_WINDOW), _MAX_WINDOW)
 
     def _close_lost_links(self) -> None:

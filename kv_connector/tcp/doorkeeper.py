@@ -1,7 +1,7 @@
-"""Lets in who knows the password; all others are dropped by ZeroMQ within its handshake, before any message of theirs.
+"""Checks the password of each new connection. ZeroMQ drops the others in its handshake, before reading any message.
 
-ZeroMQ asks by its authentication protocol (https://rfc.zeromq.org/spec/27): over a socket of a fixed name within the
-context, a question for each connection.
+ZeroMQ asks by its authentication protocol (ZAP, https://rfc.zeromq.org/spec/27): one request per connection, over a
+socket of a fixed name within the context.
 """
 
 import hmac

@@ -1,13 +1,18 @@
-"""Blocks lent to ZeroMQ, without a copy, until it has let go of them.
+"""Blocks lent to ZeroMQ without a copy, until ZeroMQ has let go of them.
 
     asked for --> late --> queued --> lent --> given back      when ZeroMQ has let go of the block
                     |        |
-                    +--------+--> answered ABSENT              the receiver has asked for too many; it is not there
+                    +--------+--> answered ABSENT              too many requests; or the block is not there
 
-Bounded for each receiver (`MAX_REQUESTS_PER_PEER`: queued and lent, and as many late ones) and in total (`_MAX_LENT`:
-lent). Late is what finds no room beside blocks that the receiver may have had long ago: Python hears of that on a
-thread, when that has its turn. Small blocks are lent by way of a few trays, into which they are copied; where all
-trays are on their way, one by one as large ones.
+Bounds: each receiver may have `MAX_REQUESTS_PER_PEER` blocks queued or lent, and as many late requests again; all
+receivers together may have `_MAX_LENT` blocks lent.
+
+Why there are late requests: ZeroMQ lets go of a block on a thread of its own, and Python notices some time later. Until
+then, blocks that a fast receiver has already had still count against it. Its next requests wait as late ones, and are
+not refused.
+
+Small blocks are copied into one of a few trays, which is lent as a whole. While all trays are lent, small blocks are
+lent one by one as large ones are.
 """
 
 import asyncio
@@ -24,10 +29,10 @@ from kvasir.kv_connector.tcp import protocol
 log = logging.getLogger(__name__)
 
 _MAX_LENT = 2048
-_BYTES_A_TURN = 2 << 20  # lent before it is the event loop's turn
+_BYTES_A_TURN = 2 << 20  # lent before the event loop may do other work
 _NUM_TRAYS = 16
 
-Send = Callable[..., bool]  # to a peer, some frames; whether it has taken them
+Send = Callable[..., bool]  # (peer, *frames) -> whether ZeroMQ has taken the message
 
 
 class _Request(NamedTuple):
@@ -39,7 +44,7 @@ class _Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Loan:
-    """Over when the view is gone, which zmq holds for as long as it reads it."""
+    """One message that ZeroMQ holds. It holds the view for as long as it reads it, so a dead view ends the loan."""
 
     requests: list[_Request]
     view: "weakref.ref[memoryview]"
@@ -51,7 +56,7 @@ class _Loan:
 
 
 class Lender:
-    """`send` never waits, and lends a view that it is given; to whom `is_known` says no, nothing more is lent."""
+    """`send` never waits, and lends ZeroMQ the memoryviews it is given. Peers that are not `is_known` get no block."""
 
     def __init__(
         self, source: BlockSource, max_payload_bytes: int, send: Send, is_known: Callable[[bytes], bool]
@@ -63,18 +68,18 @@ class Lender:
         self._send = send
         self._is_known = is_known
         self._queue: deque[_Request] = deque()
-        self._num_held: Counter[bytes] = Counter()  # by each peer: queued or lent
-        self._late: dict[bytes, deque[_Request]] = {}  # of peers that hold as many as they may
+        self._num_held: Counter[bytes] = Counter()  # by peer: blocks queued or lent
+        self._late: dict[bytes, deque[_Request]] = {}  # by peer; only of peers that hold as many as they may
         self._loans: list[_Loan] = []
         self._has_trays = max_payload_bytes <= protocol.SMALL_BYTES
         num_trays = _NUM_TRAYS if self._has_trays else 0
-        self._trays = [memoryview(bytearray(protocol.TRAY_BYTES)) for _ in range(num_trays)]  # that are free
+        self._trays = [memoryview(bytearray(protocol.TRAY_BYTES)) for _ in range(num_trays)]  # the free ones
         self._next_turn: asyncio.Handle | None = None
 
     def ask(self, peer: bytes, first_number: int, transfer_id: TransferId, keys: Sequence[BlockKey]) -> None:
-        """For these blocks; each is answered, soon or when there is room."""
+        """A receiver wants these blocks. Each will be answered: at once, or when there is room."""
         if self._num_held[peer] + len(keys) > protocol.MAX_REQUESTS_PER_PEER:
-            self.take_back()  # what a fast receiver has had already must not make it too many
+            self.take_back()  # blocks that the receiver has already had must not count against it
         for value, key in enumerate(keys, first_number):
             request = _Request(peer, protocol.number(value), transfer_id, key)
             if self._num_held[peer] < protocol.MAX_REQUESTS_PER_PEER:
@@ -87,7 +92,7 @@ class Lender:
         self.lend()
 
     def lend(self) -> None:
-        """What waits, as far as there is room."""
+        """Lend queued blocks as far as there is room; the rest at a later turn of the event loop."""
         self.stop()
         if self._has_trays and not self._trays:
             self.take_back()
@@ -99,13 +104,13 @@ class Lender:
             num_bytes += self._lend_tray(self._trays.pop()) if self._trays else self._lend_one()
 
     def stop(self) -> None:
-        """Until `lend` is called again."""
+        """Lend nothing until `lend` is called again."""
         if self._next_turn is not None:
             self._next_turn.cancel()
             self._next_turn = None
 
     def take_back(self) -> None:
-        """What zmq has let go of."""
+        """Give back to the source what ZeroMQ has let go of."""
         over = [loan for loan in self._loans if loan.is_over]
         if over:
             self._loans = [loan for loan in self._loans if not loan.is_over]
@@ -115,7 +120,7 @@ class Lender:
             self.has_loans.clear()
 
     def _lend_one(self) -> int:
-        """The next block; how many bytes it has."""
+        """Lend the next block. Returns its bytes; 0 if it is not there."""
         request = self._queue.popleft()
         frame = self._borrow(request)
         if frame is None:
@@ -124,7 +129,7 @@ class Lender:
         return frame.payload.nbytes
 
     def _lend_tray(self, tray: memoryview) -> int:
-        """As many blocks as find room, of those that the peer whose turn it is has asked for next."""
+        """Copy the next blocks of one peer into the tray, as many as fit, and lend it. Returns the bytes copied."""
         peer, entries, num_bytes = self._queue[0].peer, [protocol.TRAY], 0
         requests: list[_Request] = []
         while self._queue and self._queue[0].peer == peer and num_bytes <= tray.nbytes - self._max_payload_bytes:
@@ -155,7 +160,7 @@ class Lender:
             self._end(loan)
 
     def _borrow(self, request: _Request) -> Frame | None:
-        """None, and the peer has been told, if it cannot be had."""
+        """The block's frame; None if it is not there, and then the peer has been answered."""
         frame = None
         if self._is_known(request.peer):
             try:
@@ -176,7 +181,7 @@ class Lender:
             self._source.give_back(request.transfer_id, request.key)
 
     def _let_go(self, request: _Request) -> None:
-        """The room that it took is free: for the peer's first late one, if there is any."""
+        """Free the request's place: for the peer's first late request, if there is one."""
         late = self._late.get(request.peer)
         if late:
             self._queue.append(late.popleft())

@@ -1,6 +1,6 @@
-"""The receiving end of the tcp connector: one DEALER to one sender, from its handshake to the first trouble.
+"""The receiving end of the tcp connector: one DEALER socket to one sender, from the handshake to the first error.
 
-A link does not mend: whatever happens to it fails all that waits for it, and the next fetch makes a new one.
+A link is never repaired. Any error on it fails every fetch that is waiting, and the next fetch opens a new link.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from kvasir.kv_connector.tcp import protocol
 from kvasir.kv_connector.tcp.loop_socket import LoopSocket
 
 _HANDSHAKE_TIMEOUT_S = 2.0
-_OVERDUE_S = 10.0  # a request that nobody waits for any more must be answered all the same
+_OVERDUE_S = 10.0  # a sender that has not answered a forgotten request by then is taken for lost
 _LOST = {
     zmq.EVENT_DISCONNECTED: "disconnected",
     zmq.EVENT_CLOSED: "nobody listens there",
@@ -48,25 +48,27 @@ class Link:
         keys: protocol.Keys,
         is_encrypted: bool,
     ) -> None:
-        self.why_lost = ""  # empty while it lives
+        self.why_lost = ""  # empty while the link is alive
         self._kind_of_loss = KVTransferError
         self.window_size = window
-        self.window = asyncio.Semaphore(window)  # blocks asked for and not yet taken in
+        self.window = asyncio.Semaphore(window)  # counts blocks asked for and not yet taken in
         self._address = address
         self._max_payload_bytes = max_payload_bytes
         self._keys = keys
         self._nonce = os.urandom(protocol.NONCE_BYTES)
-        self._has_proved = False  # the sender
+        self._has_proved = False  # the sender has shown that it knows the secret
         self._next_number = 0
-        self._unanswered: dict[int, asyncio.Queue[Reply] | None] = {}  # None: forgotten
-        self._is_settled = asyncio.Event()  # welcome, or lost
+        self._unanswered: dict[int, asyncio.Queue[Reply] | None] = {}  # None: nobody waits any more
+        self._is_settled = asyncio.Event()  # set once the sender has let us in, or the link is lost
         self._raw = context.socket(zmq.DEALER)
         max_reply_bytes = protocol.max_reply_bytes(max_payload_bytes)
         protocol.configure(self._raw, max_reply_bytes, address.startswith("["))
         protocol.guard_receiver(self._raw, keys, is_encrypted)
-        # It does not come to that: a lost link is closed. But with none, zmq throws away what came before the loss.
+        # We close a lost link long before zmq would reconnect. With reconnecting switched off, zmq would discard the
+        # messages that arrived before the loss.
         self._raw.set(zmq.RECONNECT_IVL, _RECONNECT_AFTER_MS)
-        max_unread = 2 * window * max_payload_bytes // max_reply_bytes  # whatever a sender does
+        # Bounds memory, whatever the sender does.
+        max_unread = 2 * window * max_payload_bytes // max_reply_bytes
         self._raw.set(zmq.RCVHWM, max(max_unread, 2))
         monitor_address = f"inproc://kv-link-{next(_link_numbers)}"
         events = functools.reduce(operator.or_, _LOST)
@@ -74,7 +76,7 @@ class Link:
         self._socket = LoopSocket(self._raw, self._take)
 
     async def connect(self) -> None:
-        """Returns when each side has proved that it knows the secret."""
+        """Returns once each side has proved to the other that it knows the secret. Raises KVTransferError."""
         try:
             self._raw.connect(f"tcp://{self._address}")
             self.say(protocol.hello(self._nonce))
@@ -91,26 +93,23 @@ class Link:
     def close(self, why: str) -> None:
         self._lose(why)
         if not self._raw.closed:
-            self._raw.disable_monitor()  # first: zmq would wait for ever to tell a monitor that is closed
+            self._raw.disable_monitor()  # first, or zmq would wait for ever to notify a closed monitor
         self._monitor.close()
         self._socket.close()
 
     def loss(self) -> KVTransferError:
-        """Of one that is lost."""
+        """The error to raise for a lost link."""
         return self._kind_of_loss(self.why_lost)
-
-    def requests(self, transfer_id: TransferId) -> "Requests":
-        return Requests(self, transfer_id)
 
     def say(self, message: bytes) -> None:
         if not self.why_lost:
-            with suppress(zmq.ZMQError):  # the monitor says why
+            with suppress(zmq.ZMQError):  # the monitor reports the loss
                 self._socket.send(message)
 
     async def ask(self, transfer_id: TransferId, keys: Sequence[BlockKey], replies: asyncio.Queue[Reply]) -> range:
-        """For some of the keys, the leading ones, as soon as the window allows; the replies will go to `replies`.
+        """Request the first few of `keys`, as many as the window has room for; waits until that is at least one.
 
-        Returns the numbers of the requests.
+        Returns the numbers of the requests. Each reply is put into `replies`.
         """
         await self.window.acquire()
         num_keys = 1
@@ -118,7 +117,7 @@ class Link:
             await self.window.acquire()
             num_keys += 1
         if self.why_lost:
-            self.window.release()  # for the next one who waits
+            self.window.release()  # wakes the next waiter, which raises too
             raise self.loss()
         numbers = range(self._next_number, self._next_number + num_keys)
         self._next_number = numbers.stop
@@ -127,7 +126,7 @@ class Link:
         return numbers
 
     def forget(self, number: int) -> None:
-        """Nobody waits for it any more. Its room in the window is free when its reply is no longer on the way."""
+        """Nobody waits for this reply any more. Its place in the window is free once the reply has come."""
         if number in self._unanswered:
             self._unanswered[number] = None
             asyncio.get_running_loop().call_later(_OVERDUE_S, self._check_overdue, number)
@@ -151,10 +150,10 @@ class Link:
         self._is_settled.set()
         asyncio.get_running_loop().call_soon(self.close, why)
 
-    # What comes.
+    # What arrives.
 
     def _see(self, event: list[zmq.Frame]) -> None:
-        self._socket.drain()  # what came before the loss is as good as any
+        self._socket.drain()  # replies that arrived before the loss still count
         self._lose(_LOST[zmq.Event(parse_monitor_message([frame.bytes for frame in event])["event"])])
 
     def _take(self, message: list[zmq.Frame]) -> None:
@@ -210,38 +209,3 @@ class Link:
             self.window.release()
         else:
             replies.put_nowait((number, frame))
-
-
-class Requests:
-    """What one fetch has asked a link for."""
-
-    def __init__(self, link: Link, transfer_id: TransferId) -> None:
-        self._link = link
-        self._transfer_id = transfer_id
-        self._keys: dict[int, BlockKey] = {}
-        self._replies: asyncio.Queue[Reply] = asyncio.Queue()
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    async def ask(self, keys: Sequence[BlockKey]) -> int:
-        """For the leading ones of the keys, as many as makes sense now; how many that is."""
-        if self._keys and len(self._keys) > self._link.window_size // 2:
-            return 0  # asked for by twos and threes, blocks cost more
-        if self._keys and (self._link.window.locked() or self._link.why_lost):
-            return 0  # first what has been answered
-        numbers = await self._link.ask(self._transfer_id, keys, self._replies)
-        self._keys.update(zip(numbers, keys, strict=False))
-        return len(numbers)
-
-    async def next(self) -> tuple[BlockKey, Frame | None]:
-        reply = await self._replies.get()
-        if reply is None:
-            raise self._link.loss()
-        number, frame = reply
-        self._link.window.release()
-        return self._keys.pop(number), frame
-
-    def close(self) -> None:
-        for number in self._keys:
-            self._link.forget(number)

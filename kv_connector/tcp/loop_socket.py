@@ -1,4 +1,4 @@
-"""A ZeroMQ socket on the event loop: each message is handed to a function, without a task or a future of its own."""
+"""A ZeroMQ socket on the event loop: each message goes straight to a function, without a task or future of its own."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,17 +6,17 @@ from typing import Any
 
 import zmq
 
-_MESSAGES_A_TURN = 16  # then it is the event loop's turn
+_MESSAGES_A_TURN = 16  # read before the event loop may do other work
 _POLLIN = int(zmq.POLLIN)
-_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # an enum's arithmetic costs as much as a call
+_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # `|` of zmq's enums costs as much as a call
 
 
 class LoopSocket:
-    """Takes the socket over: reads it from now on, and closes it."""
+    """Owns the socket from now on: reads it, and closes it."""
 
     def __init__(self, socket: "zmq.Socket[Any]", on_message: Callable[[list[zmq.Frame]], None]) -> None:
         self._socket = socket
-        self._socket.copy_threshold = 0  # a lent frame is never copied, however small: what is on its way is counted
+        self._socket.copy_threshold = 0  # zmq would copy small frames, and their loans would end at once
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(socket.get(zmq.FD))
@@ -25,22 +25,22 @@ class LoopSocket:
         self.look()
 
     def send(self, *frames: bytes | memoryview) -> None:
-        """One message. A memoryview in it is lent, not copied: that very object is kept for as long as the socket reads
-        what it shows, so that a weak reference to it tells when that is over.
+        """Send one message. A memoryview is lent, not copied: the socket holds that very object for as long as it reads
+        the memory, so a weak reference to it tells when the loan is over.
 
-        Raises zmq.ZMQError instead of waiting: what does not fit now is not sent, and nothing of it is lent.
+        Raises zmq.ZMQError instead of waiting; then nothing was sent and nothing is lent.
         """
-        self.look()  # whether it can be sent or not: trying may come across news
+        self.look()  # trying to send may swallow the notice that something has arrived
         for left, frame in enumerate(frames, 1 - len(frames)):
             self._socket.send(frame, _MORE if left else _NOBLOCK, copy=isinstance(frame, bytes))
 
     def look(self) -> None:
-        """Soon. A socket's descriptor tells of news once only, and not if a call has come across them in passing."""
+        """Read soon. The descriptor signals an arrival once, and not at all if another call has noticed it first."""
         if self._next_look is None and not self._socket.closed:
             self._next_look = self._loop.call_soon(self._read)
 
     def drain(self) -> None:
-        """Hand over at once what has come; for a connection by which nothing more can."""
+        """Hand over at once everything that has arrived, for a connection that has ended."""
         while self._read_one():
             pass
 

@@ -1,4 +1,4 @@
-"""What the two ends of the tcp connector say to each other, and how each knows that the other knows the secret.
+"""What the two ends of the tcp connector say to each other, and how each proves that it knows the secret.
 
     receiver (DEALER)                               sender (ROUTER)
     HELLO version nonce                        -->
@@ -8,18 +8,19 @@
     FETCH number transfer keys                 -->
                                                <--  BLOCK number header | payload   for each key, numbered from `number`
                                                <--  TRAY entries | payloads         the same of several small blocks
-                                               <--  ABSENT number                   instead of it
+                                               <--  ABSENT number                   if the block is not there
     RELEASE transfer, or KEEP_ALIVE transfer   -->
 
-A message is one frame, which begins with its word; a block's payload is a frame of its own, so that it is not copied.
-Small blocks are copied, one after the other into a tray that travels as one frame: a message costs more than they do.
-What is refused is answered by REFUSED version: only those who speak the same version understand each other, and all
-versions know so much of HELLO and REFUSED. The first one's had none.
+A message is one frame that begins with its word. A block's payload is a second frame, so that it need not be copied.
+Small blocks are cheaper to copy than to send one by one: they are copied into a tray, which travels as one frame.
 
-Before all that, ZeroMQ's own handshake lets in nobody who does not know the secret, so that strangers are dropped
-before any message of theirs is kept: by CURVE where encryption is on, by a password derived from the secret where it
-is off. That password travels in the clear, so it is good for nothing else; the proofs cannot be used again. Without
-encryption nothing hides or signs what follows.
+A request that is refused is answered by REFUSED and our version. Only equal versions understand each other; HELLO and
+REFUSED are the two words that every version can read. Those of version 1 named no version.
+
+Before any of this, ZeroMQ's own handshake keeps out strangers, so that none of their messages takes memory: by CURVE
+if encryption is on, else by a password derived from the secret. That password travels in the clear, so it opens
+nothing else; the proofs above contain fresh nonces and cannot be replayed. Without encryption, what follows the
+handshake is neither hidden nor signed.
 """
 
 import functools
@@ -35,7 +36,7 @@ from zmq.utils import z85
 
 from kvasir.kv_connector.base import MAX_HEADER_BYTES, BlockKey, Frame, TransferId
 
-VERSION = 2  # of what follows here: another one for whatever an older peer would not understand
+VERSION = 2  # of this protocol: to be raised by every change that an older peer would not understand
 
 HELLO = b"H"
 CHALLENGE = b"C"
@@ -53,17 +54,17 @@ VERSION_BYTES = 2
 NONCE_BYTES = 32
 NUMBER_BYTES = 8
 KEY_BYTES = 32
-MAX_REQUEST_BYTES = 2048  # of one frame on its way to a sender
+MAX_REQUEST_BYTES = 2048  # the longest frame that a sender accepts
 MAX_KEYS_A_REQUEST = 48
-MAX_REQUESTS_PER_PEER = 256  # blocks lent to one connection, and asked for by it
-SMALL_BYTES = 128 << 10  # where no payload is larger, blocks travel by trays
+MAX_REQUESTS_PER_PEER = 256  # blocks that one connection may have lent or asked for
+SMALL_BYTES = 128 << 10  # if no payload can be larger, blocks travel in trays
 TRAY_BYTES = 512 << 10
-_ENTRY = struct.Struct(f"<{NUMBER_BYTES}sHI")  # number, length of the header, which follows, and of the payload
+_ENTRY = struct.Struct(f"<{NUMBER_BYTES}sHI")  # number, length of the header (which follows), length of the payload
 
 _HEARTBEAT_MS = 500
 _HEARTBEAT_TIMEOUT_MS = 2000
 _STALL_TIMEOUT_MS = 3000
-_FRAMING_BYTES = 64  # what encryption adds to a frame
+_FRAMING_BYTES = 64  # room for what encryption adds to a frame
 
 SENDER = b"kvasir-kv-sender"
 RECEIVER = b"kvasir-kv-receiver"
@@ -72,7 +73,7 @@ USER = b"kvasir"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Keys:
-    """All that is made of the cluster's secret. Guessing the secret from anything overheard costs a scrypt a guess."""
+    """Everything derived from the cluster's secret. Guessing the secret from any of it costs one scrypt per guess."""
 
     master: bytes
 
@@ -82,7 +83,7 @@ class Keys:
 
     @property
     def curve_secret(self) -> bytes:
-        """Of every sender of the cluster; ZeroMQ's text form."""
+        """The secret key of every sender in the cluster, in ZeroMQ's text form (Z85)."""
         text: bytes = z85.encode(hmac.digest(self.master, b"curve", "sha256"))
         return text
 
@@ -92,16 +93,16 @@ class Keys:
 
 @functools.lru_cache(maxsize=4)
 def keys_of(secret: str) -> Keys:
-    """Takes some 50 ms, once."""
+    """Derive the keys: about 50 ms, then cached."""
     return Keys(hashlib.scrypt(secret.encode(), salt=b"kvasir kv tcp 1", n=1 << 14, r=8, p=1, dklen=32))
 
 
 def configure(socket: "zmq.Socket[Any]", max_frame_bytes: int, is_ipv6: bool) -> None:
-    """What both ends need: a frozen peer is noticed, no frame is larger than agreed, closing never waits."""
+    """Options of both ends: notice a frozen peer, accept no frame larger than agreed, never wait in `close`."""
     socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
     socket.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
-    # No ping leaves, and so none is missed, while a sender is stuck in the middle of a block that nobody reads: there
-    # the kernel has to end the connection (TCP_USER_TIMEOUT), or zmq would hold on to the blocks for ever.
+    # While a sender is stuck in the middle of a block that nobody reads, no ping leaves and so none is missed. There
+    # the kernel has to end the connection (TCP_USER_TIMEOUT), or zmq would hold the blocks for ever.
     socket.set(zmq.TCP_MAXRT, _STALL_TIMEOUT_MS)
     socket.set(zmq.HANDSHAKE_IVL, _HEARTBEAT_TIMEOUT_MS)
     socket.set(zmq.MAXMSGSIZE, max_frame_bytes + _FRAMING_BYTES)
@@ -110,7 +111,7 @@ def configure(socket: "zmq.Socket[Any]", max_frame_bytes: int, is_ipv6: bool) ->
 
 
 def guard_sender(socket: "zmq.Socket[Any]", keys: Keys, is_encrypted: bool) -> None:
-    """Let nobody in who does not know the secret. Where it is not CURVE, `Doorkeeper` says who does."""
+    """Keep out who does not know the secret. Without CURVE, zmq asks our `Doorkeeper` about each password."""
     if is_encrypted:
         socket.set(zmq.CURVE_SERVER, 1)
         socket.set(zmq.CURVE_SECRETKEY, keys.curve_secret)
@@ -135,7 +136,7 @@ def hello(nonce: bytes) -> bytes:
 
 
 def parse_hello(greeting: bytes) -> tuple[int, bytes] | None:
-    """Version and nonce, of what follows the word; None if that is not what it is."""
+    """What follows the word HELLO -> version and nonce; None if it is malformed."""
     if len(greeting) == NONCE_BYTES:
         return 1, greeting
     if len(greeting) < VERSION_BYTES + NONCE_BYTES:
@@ -148,7 +149,7 @@ def refused() -> bytes:
 
 
 def parse_refused(rest: bytes) -> int:
-    """The version of whoever refuses."""
+    """What follows the word REFUSED -> the version of the sender that refuses."""
     return int.from_bytes(rest[:VERSION_BYTES], "little") if rest else 1
 
 
@@ -163,7 +164,7 @@ def fetch(first_number: int, transfer_id: TransferId, keys: Sequence[BlockKey]) 
 
 
 def parse_fetch(request: bytes) -> tuple[int, TransferId, list[BlockKey]] | None:
-    """What follows the word; None if that is not what it is."""
+    """What follows the word FETCH -> first number, transfer, keys; None if it is malformed."""
     start = NUMBER_BYTES + 1
     end = start + request[start - 1] if len(request) >= start else len(request)
     num_keys, rest = divmod(len(request) - end, KEY_BYTES)
@@ -175,12 +176,12 @@ def parse_fetch(request: bytes) -> tuple[int, TransferId, list[BlockKey]] | None
 
 
 def entry(number: bytes, frame: Frame) -> bytes:
-    """Of one block on a tray."""
+    """The entry of one block on a tray: its number, the two lengths, its header."""
     return _ENTRY.pack(number, len(frame.header), frame.payload.nbytes) + frame.header
 
 
 def parse_tray(entries: bytes, payloads: memoryview) -> list[tuple[int, Frame]] | None:
-    """Each block's number and frame; None if that is not what they are."""
+    """The number and frame of each block on a tray; None if entries and payloads do not fit each other."""
     blocks: list[tuple[int, Frame]] = []
     at = start = 0
     while at + _ENTRY.size <= len(entries):
@@ -193,7 +194,7 @@ def parse_tray(entries: bytes, payloads: memoryview) -> list[tuple[int, Frame]] 
 
 
 def max_reply_bytes(max_payload_bytes: int) -> int:
-    """Of one frame on its way to a receiver."""
+    """The longest frame that a receiver has to accept."""
     if max_payload_bytes <= SMALL_BYTES:
         return TRAY_BYTES
     return max(max_payload_bytes, len(BLOCK) + NUMBER_BYTES + MAX_HEADER_BYTES)

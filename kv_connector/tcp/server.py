@@ -1,4 +1,4 @@
-"""The sending end of the tcp connector: a ROUTER that lets in receivers that know the secret, and answers them."""
+"""The sending end of the tcp connector: a ROUTER socket that serves blocks to receivers that know the secret."""
 
 import asyncio
 import hmac
@@ -21,9 +21,9 @@ from kvasir.kv_connector.tcp.loop_socket import LoopSocket
 log = logging.getLogger(__name__)
 
 _NUM_PEERS_REMEMBERED = 1024
-_MAX_UNREAD = 1024  # replies to one receiver; of blocks there are fewer
-_LOOPBACK_BUFFER_BYTES = 256 << 10  # what both ends copy through stays in the processor's cache
-_POLL_S = 0.005  # how soon it is seen that zmq has let go of a block
+_MAX_UNREAD = 1024  # replies queued for one receiver; `Lender` bounds how many of them are blocks
+_LOOPBACK_BUFFER_BYTES = 256 << 10  # so small that what both ends copy through it stays in the CPU's cache
+_POLL_S = 0.005  # how soon we notice that zmq has let go of a block
 _CLOSE_TIMEOUT_S = 5.0
 
 
@@ -41,10 +41,10 @@ class TcpServer:
         self._keys = keys
         self._is_encrypted = is_encrypted
         self._nonce_key = os.urandom(32)
-        self._known: OrderedDict[bytes, None] = OrderedDict()  # peers that have shown that they know the secret
+        self._known: OrderedDict[bytes, None] = OrderedDict()  # peers that have proved the secret, least recent first
         self.lender = Lender(source, max_payload_bytes, self._send, self._known.__contains__)
         self._doorkeeper: Doorkeeper | None = None
-        self._words: dict[bytes, tuple[bool, Callable[[bytes, bytes], None]]] = {  # the bool: of known peers only
+        self._words: dict[bytes, tuple[bool, Callable[[bytes, bytes], None]]] = {  # the bool: for known peers only
             protocol.HELLO: (False, self._hello),
             protocol.ANSWER: (False, self._answer),
             protocol.FETCH: (True, self._fetch),
@@ -53,7 +53,7 @@ class TcpServer:
         }
 
     def bind(self, host: str, port: int) -> int:
-        """Listen there, and return the port. OSError if somebody else has it."""
+        """Listen there, and return the port. Raises OSError if it is taken."""
         socket = self._context.socket(zmq.ROUTER)
         protocol.configure(socket, protocol.MAX_REQUEST_BYTES, ":" in host)
         protocol.guard_sender(socket, self._keys, self._is_encrypted)
@@ -141,7 +141,7 @@ class TcpServer:
         self._source.keep_alive(TransferId(transfer.decode(errors="replace")))
 
     def _send(self, peer: bytes, *reply: bytes | memoryview) -> bool:
-        """Never waits: who does not read, or has gone, gets nothing."""
+        """Never waits. False: the peer has gone, or does not read what was sent before."""
         try:
             self._socket.send(peer, *reply)
         except zmq.ZMQError as error:
@@ -151,7 +151,7 @@ class TcpServer:
         return True
 
     def _nonce(self, peer: bytes) -> bytes:
-        """Of this connection and this process; zmq gives each connection a name of its own."""
+        """Our nonce for this connection: zmq names each connection anew, and the key is new in each process."""
         return hmac.digest(self._nonce_key, peer, "sha256")
 
     # Blocks that zmq still reads.
@@ -162,4 +162,4 @@ class TcpServer:
             self.lender.take_back()
             self.lender.lend()
             await asyncio.sleep(_POLL_S)
-            self._socket.look()  # zmq lets go of a lost peer's messages only when it is called
+            self._socket.look()  # zmq drops a lost peer's messages only when it is called
