@@ -1,10 +1,12 @@
-"""What nixl and mooncake have in common: a receiver reads blocks out of the sender's memory by itself.
+"""What nixl and mooncake have in common: the receiver's engine reads blocks straight out of the sender's memory.
 
-The sender's Python takes no part in moving the payload. It lends blocks over a small connection beside it
-(`protocol.py`), with their headers, for a time that both sides know; the receiver's engine reads them into a
-staging buffer, and says that it is done. What was staged is checked and copied by the core as any other frame is, so
-that a read that comes late touches no block of the cache. A read cannot be called back: a receiver throws away what it
-has not read within the loan, and a sender has its blocks back at the loan's end, however silent the receiver is.
+The sender's Python takes no part in moving a payload. Over a small connection of their own (`protocol.py`), the sender
+lends blocks for a time that both sides know, and sends their headers. The receiver's engine reads the payloads into a
+staging buffer; then the receiver says that it is done. The core checks what was staged and copies it into the cache,
+as it does with frames of any connector, so a read that completes too late never writes to a block of the cache.
+
+A read that has begun cannot be called back. So the loan ends by time: a receiver discards what it has not read within
+it, and the sender gets its blocks back at its end even if the receiver never answers.
 """
 
 import asyncio
@@ -28,14 +30,14 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_ENGINE_TIMEOUT_S = 20.0  # it starts and ends by code that is not ours
+_ENGINE_TIMEOUT_S = 20.0  # to start and to stop a third party's engine
 _CLOSE_TIMEOUT_S = 1.0
 _LET_GO_TIMEOUT_S = 2.0
 _MAX_HANGING = 8  # each holds a staging buffer
 
 
 class OneSidedConnector:
-    """To be subclassed with a name, and an engine made in `__init__`."""
+    """A subclass sets `name`, and makes its engine in `__init__`."""
 
     name: str
     is_store: Literal[False] = False
@@ -51,7 +53,7 @@ class OneSidedConnector:
         self._port = 0
         self._max_payload_bytes = 0
         self._links: dict[str, tuple[Link, asyncio.Task[None]]] = {}
-        self._hanging: set[Link] = set()  # lost in mid-read
+        self._hanging: set[Link] = set()  # lost while the engine was reading
 
     async def open(self, source: BlockSource, max_payload_bytes: int) -> None:
         self._max_payload_bytes = max_payload_bytes
@@ -82,7 +84,7 @@ class OneSidedConnector:
             self._server.take_all_back()
 
     async def _call_engine(self, call: Callable[[], T]) -> T:
-        """On a thread that nobody waits for at the end of the process, should the engine hang."""
+        """Call it on a thread that does not keep the process from ending if the engine hangs."""
         thread = Threads(1, f"kv-{self.name}")
         job: Job[T] = thread.start(lambda job: call())
         thread.stop()
@@ -108,14 +110,14 @@ class OneSidedConnector:
         await self._say(ticket, protocol.KEEP_ALIVE)
 
     async def _say(self, ticket: Ticket, word: bytes) -> None:
-        """To everyone who holds a part of it, unless they are lost."""
+        """Tell every endpoint of the ticket, but those whose link is lost."""
         for endpoint in ticket.endpoints:
             known = self._links.get(endpoint.address)
             if known is None or not known[0].why_lost:
                 (await self._link(endpoint.address)).say(word, ticket.transfer_id.encode())
 
     async def _link(self, address: str) -> Link:
-        """A live link: the one that all transfers from there share, or a new one."""
+        """The link that all transfers from this sender share; a new one if there is none or it is lost."""
         known = self._links.get(address)
         if known is not None and known[0].why_lost:
             with suppress(TimeoutError):
@@ -128,14 +130,14 @@ class OneSidedConnector:
             self._check_hanging()
             link = Link(address, self._engine, self._settings, self._max_payload_bytes)
             connecting = asyncio.create_task(link.connect())
-            connecting.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if only by us
+            connecting.add_done_callback(lambda task: task.cancelled() or task.exception())  # or asyncio logs it
             self._links[address] = link, connecting
         link, connecting = self._links[address]
         await asyncio.shield(connecting)
         return link
 
     def _check_hanging(self) -> None:
-        """Memory is bounded, however often peers are lost in mid-read."""
+        """Bound the memory that hanging reads hold, however often peers are lost while we read from them."""
         self._hanging = {link for link in self._hanging if not link.ended.is_set()}
         if len(self._hanging) >= _MAX_HANGING:
             raise KVTransferError(f"reads from {_MAX_HANGING} lost peers hang; no new ones are begun")

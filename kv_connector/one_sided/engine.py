@@ -1,7 +1,7 @@
 """What an engine for one-sided reads must do for `OneSidedConnector`.
 
-All methods but one block, and are called outside the event loop: those of one channel by one thread at a time, those
-of an engine by any. They raise whatever they like; a connector makes a lost peer of it.
+All methods except `ReadEngine.lending` may block, and are called outside the event loop. A channel is used by one
+thread at a time, an engine by any. They may raise anything; the connector treats the peer as lost then.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Blocks of one size, one behind the other, in the memory of some process."""
+    """Blocks of one size, contiguous in the memory of some process."""
 
     address: int
     block_bytes: int
@@ -30,7 +30,7 @@ class Pool:
         return self.block_bytes * self.num_blocks
 
     def block_at(self, payload: memoryview) -> int | None:
-        """Which block of this pool, in this process, the payload is; None if it is none."""
+        """The index of the block of this pool, in this process, that `payload` shows; None if it lies elsewhere."""
         if payload.nbytes != self.block_bytes or not payload.nbytes:
             return None
         block, rest = divmod(_address_of(payload) - self.address, self.block_bytes)
@@ -41,38 +41,38 @@ class Pool:
 
 
 class ReadChannel(Protocol):
-    """From one remote pool to one local one."""
+    """Reads from one remote pool into one local one."""
 
     def read(self, remote: Sequence[int], local: Sequence[int], timeout_s: float) -> None:
-        """Copy block `remote[i]` to `local[i]`, for all i. Returns when all have arrived.
+        """Copy block `remote[i]` to block `local[i]`, for all i. Returns when all have arrived.
 
-        If it raises, or is not back in time, the channel is closed and nothing of what it wrote is used.
+        If it raises, or does not return in time, the channel is closed and nothing that it wrote is used.
         """
         ...
 
     def close(self) -> None:
-        """Returns when nothing will be written to the local pool any more, whatever a frozen peer does when it thaws.
+        """Returns when nothing can be written to the local pool any more, not even by a frozen peer that goes on.
 
-        That may be never: the local pool stays where it is until then, or for ever if this raises.
+        That may take for ever. The local pool is kept allocated until this returns, and for good if it raises.
         """
         ...
 
 
 class ReadEngine(Protocol):
     def open(self, lent: Pool | None) -> bytes:
-        """Let others read this pool. Returns what their `connect` must be told."""
+        """Let others read this pool. Returns the `description` that their `connect` needs."""
         ...
 
     def lending(self, is_lending: bool) -> None:
-        """Whether somebody may be reading now. Called on the event loop; does not block."""
+        """Told whether any receiver may be reading now. Called on the event loop, so it must not block."""
         ...
 
     def connect(self, description: bytes, remote: Pool, local: Pool) -> ReadChannel:
-        """`description` comes from a node that knows the cluster's secret; `local` is of this process alone."""
+        """`description` comes from a node that has proved the cluster's secret; `local` is memory of this process."""
         ...
 
     def close(self) -> None:
-        """Ends the waiting of channels that are being closed. No one reads the pool any more when this returns."""
+        """Makes channels that wait in `close` raise or return. No one reads the pool any more when this returns."""
         ...
 
 

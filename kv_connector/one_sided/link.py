@@ -1,6 +1,6 @@
-"""The receiving end of a one-sided connector: one connection to one sender, from its handshake to the first trouble.
+"""The receiving end of a one-sided connector: one connection to one sender, from the handshake to the first error.
 
-A link does not mend: whatever happens to it fails all that waits for it, and the next fetch makes a new one.
+A link is never repaired. Any error on it fails every fetch that is waiting, and the next fetch opens a new link.
 """
 
 import asyncio
@@ -8,7 +8,6 @@ import itertools
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector.base import BlockKey, Frame, TransferId
 from kvasir.kv_connector.errors import OtherVersion
 from kvasir.kv_connector.one_sided import protocol
+from kvasir.kv_connector.one_sided.batch import Answer, Batch, Lent
 from kvasir.kv_connector.one_sided.engine import Pool, ReadEngine
 from kvasir.kv_connector.one_sided.staging import CONNECT_TIMEOUT_S, StagedReads, Staging
 from kvasir.kv_connector.settings import ConnectorSettings
@@ -28,44 +28,16 @@ _READ_AHEAD_BYTES = 1 << 20
 _MIN_SLOTS, _MAX_SLOTS = 2, protocol.MAX_KEYS_PER_FETCH
 
 
-@dataclass(frozen=True, slots=True)
-class Lent:
-    header: bytes
-    block: int
-
-
-Answer = Lent | Frame | None  # to be read; sent inline; not there
-
-
-@dataclass(eq=False, slots=True)
-class _Batch:
-    """Some keys of one fetch, and a slot for each. It is carried through when nobody wants it any more, for the
-    engine must have let go of a slot before somebody else gets it."""
-
-    keys: Sequence[BlockKey]
-    slots: Sequence[int]
-    frames: asyncio.Task[list[Frame | None]]
-    answers: asyncio.Future[list[Answer]]
-    _answers: dict[int, Answer] = field(default_factory=dict)
-
-    def take(self, index: int, answer: Answer) -> None:
-        if index >= len(self.keys):
-            raise protocol.BadMessage(f"it sent block {index} of {len(self.keys)}")
-        self._answers[index] = answer
-        if len(self._answers) == len(self.keys) and not self.answers.done():
-            self.answers.set_result([self._answers[i] for i in range(len(self.keys))])
-
-
 class Link:
     def __init__(self, address: str, engine: ReadEngine, settings: ConnectorSettings, max_payload_bytes: int) -> None:
-        self.ended = asyncio.Event()  # the engine has let go of everything
+        self.ended = asyncio.Event()  # the engine writes to none of our memory any more
         self._address = address
         self._engine = engine
         self._settings = settings
         self._max_payload_bytes = max_payload_bytes
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._numbers = itertools.count()
-        self._batches: dict[bytes, _Batch] = {}
+        self._batches: dict[bytes, Batch] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._reads: StagedReads | None = None
@@ -74,11 +46,11 @@ class Link:
 
     @property
     def why_lost(self) -> str:
-        """Empty while it lives."""
+        """Empty while the link is alive."""
         return self._lost.result() if self._lost.done() else ""
 
     async def connect(self) -> None:
-        """Returns when each side has proved that it knows the secret, and the engine can read."""
+        """Returns once each side has proved that it knows the secret, and the engine can read. KVTransferError."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 reader = await self._shake_hands()
@@ -92,7 +64,7 @@ class Link:
         self._reading = asyncio.create_task(self._read(reader))
 
     def close(self, why: str) -> None:
-        """Everything that waits fails; the engine lets go as soon as it can."""
+        """Fail everything that waits. `ended` is set when the engine has stopped too, which may take long."""
         if self._lost.done():
             return
         self._lost.set_result(f"{self._address} is lost: {why}")
@@ -112,8 +84,8 @@ class Link:
     async def fetch(
         self, transfer_id: TransferId, keys: Sequence[BlockKey]
     ) -> AsyncGenerator[tuple[BlockKey, Frame | None]]:
-        """One batch is read while the one before it is taken in."""
-        waiting, started = deque(keys), deque[_Batch]()
+        """Yield the frames in the order of `keys`. The next batch is read while the caller takes in this one."""
+        waiting, started = deque(keys), deque[Batch]()
         try:
             while waiting or started:
                 if not started:
@@ -140,7 +112,7 @@ class Link:
             raise KVTransferError(self.why_lost or "not connected yet")
         return self._reads
 
-    async def _start(self, transfer_id: TransferId, waiting: deque[BlockKey]) -> _Batch:
+    async def _start(self, transfer_id: TransferId, waiting: deque[BlockKey]) -> Batch:
         staging = self._opened.staging
         while not staging.num_free:
             await self._or_lost(staging.has_free.wait())
@@ -149,8 +121,8 @@ class Link:
         answers: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
         request = next(self._numbers).to_bytes(8, "little")
         frames = asyncio.create_task(self._get(request, answers, slots))
-        frames.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if only by us
-        self._batches[request] = batch = _Batch(keys, slots, frames, answers)
+        frames.add_done_callback(lambda task: task.cancelled() or task.exception())  # or asyncio logs it
+        self._batches[request] = batch = Batch(keys, slots, frames, answers)
         frames.add_done_callback(lambda _: self._batches.pop(request))
         self.say(protocol.FETCH, request, transfer_id.encode(), *keys)
         return batch
@@ -178,8 +150,8 @@ class Link:
         ]
 
     async def _read_lent(self, lent: dict[int, int]) -> None:
-        """`lent` is slot -> the sender's block."""
-        if self._lost.done():  # the answers came just before: nothing is read any more from a peer that is let go
+        """`lent` maps our slot to the sender's block."""
+        if self._lost.done():  # the answers came just before the loss: nothing may be read from a lost peer
             raise KVTransferError(self.why_lost)
         reads = self._opened
         timeout_s = self._settings.transfer_allowance_s(len(lent) * reads.staging.pool.block_bytes)
@@ -191,12 +163,12 @@ class Link:
             self.close(f"reading failed: {error!r}")
             raise KVTransferError(self.why_lost) from error
 
-    def _give_slots_back(self, batch: _Batch, _: object = None) -> None:
+    def _give_slots_back(self, batch: Batch, _: object = None) -> None:
         if self._reads is not None:
             self._reads.staging.put_back(batch.slots)
 
     async def _or_lost(self, awaitable: Awaitable[T]) -> T:
-        """Its result, unless the link is lost before."""
+        """Wait for this, or for the loss of the link, which raises KVTransferError."""
         wanted = asyncio.ensure_future(awaitable)
         either: set[asyncio.Future[Any]] = {wanted, self._lost}
         try:

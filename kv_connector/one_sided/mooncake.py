@@ -1,8 +1,8 @@
 """Blocks through Mooncake's transfer engine, over TCP.
 
-    pip install '.[mooncake]'      in this project's folder; and libibverbs1, which its library is linked against
+    pip install '.[mooncake]'      in this project's folder; it also needs libibverbs1, which its library links to
 
-It listens on ports that it chooses by itself, on all interfaces.
+It chooses its ports by itself, and listens on all network interfaces.
 """
 
 import threading
@@ -15,8 +15,8 @@ from kvasir.kv_connector.one_sided.connector import OneSidedConnector
 from kvasir.kv_connector.one_sided.engine import Pool
 from kvasir.kv_connector.settings import ConnectorSettings
 
-_MAX_PIECES = 64  # of one call
-# It has a few connections to a peer, and each gives up a piece after 30 s without progress, and begins the next.
+_MAX_PIECES = 64  # in one call
+# The engine has a few connections to a peer. Each gives up a piece after 30 s without progress, then begins the next.
 _GIVES_UP_S = 600.0
 
 
@@ -29,7 +29,7 @@ class MooncakeConnector(OneSidedConnector):
 
 
 class MooncakeEngine:
-    """One engine, for what is lent and for what is read."""
+    """One transfer engine, both for lending and for reading."""
 
     def __init__(self, transfer_engine: Any, host: str) -> None:
         self._make_engine = transfer_engine
@@ -47,7 +47,7 @@ class MooncakeEngine:
         return f"{self._host}:{self._engine.get_rpc_port()}".encode()
 
     def lending(self, is_lending: bool) -> None:
-        """It serves by threads of its own."""
+        """Nothing to do: the engine serves reads on threads of its own."""
 
     def connect(self, description: bytes, remote: Pool, local: Pool) -> "MooncakeChannel":
         return MooncakeChannel(self._engine, self._is_closing, description.decode(), remote, local)
@@ -70,7 +70,7 @@ class MooncakeChannel:
         _check(engine.register_memory(local.address, local.num_bytes), "register_memory")
 
     def read(self, remote: Sequence[int], local: Sequence[int], timeout_s: float) -> None:
-        """The engine has time limits of its own, of half a minute: the caller leaves sooner."""
+        """`timeout_s` is not used: the engine's own limit is half a minute, and the caller stops waiting sooner."""
         pieces = list(runs(remote, local))
         size = self._local.block_bytes
         for start in range(0, len(pieces), _MAX_PIECES):
@@ -85,14 +85,17 @@ class MooncakeChannel:
             _check(status, f"reading {len(some)} pieces from {self._peer}")
 
     def close(self) -> None:
-        """The engine does not say what of a read that failed may still arrive; its connections give up by and by."""
+        """Bytes of a failed read may still arrive, and the engine does not say which: wait until it has given up."""
         if self._has_failed and self._is_closing.wait(_GIVES_UP_S):
             raise KVTransferError("closed soon after a read failed")
         self._engine.unregister_memory(self._local.address)
 
 
 def runs(remote: Sequence[int], local: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Where blocks are neighbours on both sides: first remote, first local, how many. Small pieces are slow."""
+    """Join blocks that are neighbours on both sides, since small pieces are slow. (first remote, first local, count)
+
+    remote [4, 5, 6, 9], local [0, 1, 2, 3]  ->  (4, 0, 3), (9, 3, 1)
+    """
     start = 0
     for i in range(1, len(remote) + 1):
         if i == len(remote) or (remote[i] - remote[i - 1], local[i] - local[i - 1]) != (1, 1):

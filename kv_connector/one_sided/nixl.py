@@ -1,8 +1,8 @@
-"""Blocks through NIXL: over UCX, whose transports (shared memory, RDMA, TCP) it chooses by itself or by UCX_TLS.
+"""Blocks through NIXL over UCX, which picks a transport (shared memory, RDMA, TCP) by itself, or as UCX_TLS says.
 
     pip install '.[nixl]'      in this project's folder
 
-UCX listens on ports of its own, on the interfaces that UCX_NET_DEVICES names.
+UCX listens on ports of its own, on the network interfaces that UCX_NET_DEVICES names.
 """
 
 import logging
@@ -26,7 +26,7 @@ from kvasir.kv_connector.settings import ConnectorSettings
 _POLL_S = 0.0005
 _IDLE_S = 0.01
 _HANGING_POLL_S = 0.05
-# The package `nixl` is a door to the other two, of which either will do where no CUDA is used.
+# The package `nixl` forwards to one of the other two; either will do where no CUDA is used.
 _MODULES = ("nixl._api", "nixl_cu12._api", "nixl_cu13._api")
 
 
@@ -40,10 +40,10 @@ class NixlConnector(OneSidedConnector):
 
 
 class NixlEngine:
-    """One agent, for what is lent and for what is read.
+    """One NIXL agent, both for lending and for reading.
 
-    NIXL's own progress thread would keep a core busy for as long as the node lives. Ours looks in on UCX often while
-    something is lent, and now and then otherwise.
+    NIXL's own progress thread would keep a core busy for as long as the node runs. Ours drives UCX often while anything
+    is lent, and only now and then otherwise.
     """
 
     def __init__(self, api: Any) -> None:
@@ -74,10 +74,10 @@ class NixlEngine:
         while not self.is_closing.is_set():
             if self._is_lending.wait(_IDLE_S):
                 time.sleep(_POLL_S)
-            agent.get_new_notifs()  # which makes UCX answer those who read
+            agent.get_new_notifs()  # makes UCX serve pending reads
 
     def connect(self, description: bytes, remote: Pool, local: Pool) -> "NixlChannel":
-        with self._lock:  # a peer is known as long as any channel needs it
+        with self._lock:  # NIXL knows a peer once; it is removed with its last channel
             peer = self.agent.add_remote_agent(description)
             self._num_channels[peer] += 1
         return NixlChannel(self, peer, remote, local)
@@ -96,8 +96,10 @@ class NixlEngine:
 
 
 class NixlChannel:
-    """Both pools are described to NIXL once, and a read names blocks by their numbers: describing 4096 blocks takes
-    tens of milliseconds, naming them a fraction of one."""
+    """Describes both pools to NIXL once; a read then names blocks by their index.
+
+    Describing 4096 blocks takes tens of milliseconds, naming them a fraction of one.
+    """
 
     def __init__(self, engine: NixlEngine, peer: str, remote: Pool, local: Pool) -> None:
         self._engine = engine
@@ -109,7 +111,7 @@ class NixlChannel:
         self._hanging: Any = None
 
     def read(self, remote: Sequence[int], local: Sequence[int], timeout_s: float) -> None:
-        """UCX itself would wait for ever for a peer that is frozen or cut off."""
+        """With a time limit of our own: UCX would wait for ever for a peer that is frozen or cut off."""
         handle = self._agent.make_prepped_xfer("READ", self._local, list(local), self._remote, list(remote))
         state = self._agent.transfer(handle)
         deadline_s = time.monotonic() + timeout_s
@@ -124,8 +126,8 @@ class NixlChannel:
             raise KVTransferError(f"NIXL says {state}")
 
     def close(self) -> None:
-        """A read that hangs is waited for. It could be released at once, and its peer removed, and its bytes would
-        come all the same when the peer thaws."""
+        """Wait for a read that hangs. Releasing its handle and removing its peer would not help: its bytes would still
+        be written here when the peer goes on."""
         while self._hanging is not None and self._is_under_way(self._hanging):
             if self._engine.is_closing.wait(_HANGING_POLL_S):
                 raise KVTransferError("closed while a read hangs")
@@ -137,12 +139,12 @@ class NixlChannel:
     def _is_under_way(self, handle: Any) -> bool:
         try:
             return bool(self._agent.check_xfer_state(handle) == "PROC")
-        except Exception:  # NIXL's way to say that the peer is gone, and with it the read
+        except Exception:  # how NIXL reports that the peer is gone, and the read with it
             return False
 
 
 def _blocks(pool: Pool) -> Any:
-    """NIXL's short form for blocks at equal distances: address, length, device, distance, how many."""
+    """NIXL's short form for equally spaced blocks: address, length, device, stride, count. [1, 5] uint64"""
     return np.array([[pool.address, pool.block_bytes, 0, pool.block_bytes, pool.num_blocks]], np.uint64)
 
 

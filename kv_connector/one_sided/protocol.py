@@ -1,7 +1,7 @@
 """What the two ends of a one-sided connector say to each other, beside the engine that moves the payloads.
 
     receiver                                sender
-    HELLO nonce, version               -->                                    another one: REFUSED version
+    HELLO nonce, version               -->                                    or, for another version: REFUSED version
                                        <--  CHALLENGE nonce, proof            the sender proves itself first
     ANSWER proof                       -->
                                        <--  WELCOME engine, pool, loan
@@ -12,8 +12,9 @@
     DONE request                       -->                                    what was lent has been read
     RELEASE transfer | KEEP_ALIVE transfer -->
 
-A message is its length, and fields with their lengths, all of 4 bytes, little-endian. The secret itself never travels.
-The proofs keep strangers out; they do not hide or sign what follows, and the engine's traffic knows nothing of them.
+A message is its length, then its fields, each behind its own length; a length is 4 bytes, little-endian. The secret
+itself never travels. The proofs keep strangers out, but they neither encrypt nor sign what follows, and they do not
+protect the engine's own traffic.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from kvasir.kv_connector.errors import OtherVersion
 
 log = logging.getLogger(__name__)
 
-VERSION = 2  # of what follows here; the first one's HELLO said none
+VERSION = 2  # of this protocol; the HELLO of version 1 named none
 
 HELLO = b"H"
 CHALLENGE = b"C"
@@ -44,7 +45,7 @@ RELEASE = b"R"
 KEEP_ALIVE = b"K"
 
 NONCE_BYTES = 32
-MAX_STRANGER_BYTES = 256  # of a message of somebody who has proved nothing yet
+MAX_STRANGER_BYTES = 256  # the longest message from a peer that has not proved the secret yet
 MAX_KEYS_PER_FETCH = 512
 MAX_REQUEST_BYTES = 1 << 16
 MAX_ENGINE_BYTES = 1 << 20
@@ -60,7 +61,7 @@ LOAN_S = struct.Struct("<d")
 
 
 class BadMessage(KVTransferError):
-    """The other side does not speak as it should: the connection is of no more use."""
+    """The other side broke the protocol: the connection has to be closed."""
 
 
 def max_answer_bytes(max_payload_bytes: int) -> int:
@@ -78,7 +79,7 @@ def to_number(field: bytes) -> int:
 
 
 def write(writer: asyncio.StreamWriter, *fields: bytes | memoryview) -> None:
-    """Never waits; `fields` are of bytes, and have been copied when this returns."""
+    """Queue one message; never waits. `fields` have been copied when this returns."""
     parts: list[bytes | memoryview] = [b""]
     for field in fields:
         parts += [number(len(field)), field]
@@ -87,7 +88,7 @@ def write(writer: asyncio.StreamWriter, *fields: bytes | memoryview) -> None:
 
 
 async def read(reader: asyncio.StreamReader, max_bytes: int) -> list[bytes]:
-    """The next message. Nothing is allocated before its length is seen to be allowed."""
+    """The fields of the next message. Its length is checked before memory is allocated for it."""
     try:
         length = to_number(await reader.readexactly(_NUMBER.size))
         if length > max_bytes:
@@ -112,7 +113,7 @@ def _fields(message: memoryview) -> list[bytes]:
 
 
 async def let_in(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: str) -> None:
-    """The sender's half of the handshake, up to the WELCOME. BadMessage: it is a stranger; OtherVersion."""
+    """The sender's half of the handshake, up to the WELCOME. Raises BadMessage for a stranger, or OtherVersion."""
     nonce = os.urandom(NONCE_BYTES)
     match await read(reader, MAX_STRANGER_BYTES):
         case [word, _, *version] if word == HELLO and version[:1] != [number(VERSION)]:
@@ -137,7 +138,11 @@ async def let_in(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sec
 async def come_in(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: str
 ) -> tuple[bytes, tuple[int, int, int], float]:
-    """The receiver's half: what the sender's engine says of itself, its pool, and how many seconds a loan lasts."""
+    """The receiver's half of the handshake.
+
+    Returns the sender's engine description, its pool (address, bytes of a block, blocks), and how long a loan lasts in
+    seconds. Raises OtherVersion, or KVTransferError if the sender does not know the secret or refuses us.
+    """
     nonce = os.urandom(NONCE_BYTES)
     write(writer, HELLO, nonce, number(VERSION))
     match await read(reader, MAX_STRANGER_BYTES):

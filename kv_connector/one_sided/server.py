@@ -1,4 +1,4 @@
-"""The sending end of a one-sided connector: it lends blocks for a time, and says where they lie."""
+"""The sending end of a one-sided connector: lends blocks for a limited time, and tells receivers where they lie."""
 
 import asyncio
 import logging
@@ -67,7 +67,7 @@ class LoanServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Nothing is lent any more; what has been, until `take_all_back`."""
+        """Lend nothing from now on. Blocks that are lent stay so until `take_all_back`."""
         if self._server is not None:
             self._server.close()
         tasks = list(self._connections.values())
@@ -95,7 +95,7 @@ class LoanServer:
         except (KVTransferError, TimeoutError, OSError) as error:
             log.debug("a receiver's connection has ended: %r", error)
         except asyncio.CancelledError:
-            pass  # by our `close`; streams would log it
+            pass  # by our `close`; asyncio's streams would log it
         except Exception:  # a bug of ours must not end the service of all others
             log.exception("a request of a receiver failed in an unforeseen way")
         finally:
@@ -136,7 +136,7 @@ class LoanServer:
         loan.end = asyncio.get_running_loop().call_later(self._loan_s, self._expire, connection, request, loan)
         for index, key in enumerate(keys):
             self._answer(connection, request, index, loan, key)
-            async with asyncio.timeout(_STALL_TIMEOUT_S):  # who does not read is not served, and fills no buffer
+            async with asyncio.timeout(_STALL_TIMEOUT_S):  # a receiver that does not read must not fill our buffers
                 await connection.writer.drain()
             await asyncio.sleep(0)
 

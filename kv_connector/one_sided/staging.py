@@ -1,4 +1,4 @@
-"""Where an engine puts what it reads: slots of one block each, that no cache and no later owner knows of."""
+"""Where an engine puts what it reads: a buffer apart from the KV cache, so that a late write can damage no block."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ _never_freed: list["Staging"] = []
 
 
 class Staging:
-    """One link's. Touched when it is made, and not when a first block comes."""
+    """Slots of one block each, for one link. Written to once here, so that no first block waits for page faults."""
 
     def __init__(self, num_slots: int, block_bytes: int) -> None:
         self._bytes = np.full((num_slots, block_bytes), 0xFF, np.uint8)
@@ -38,7 +38,7 @@ class Staging:
         return len(self._free)
 
     def take(self, most: int) -> list[int]:
-        """What there is, neighbours if possible."""
+        """At most so many free slots, neighbours if possible."""
         taken, self._free = self._free[:most], self._free[most:]
         if not self._free:
             self.has_free.clear()
@@ -49,12 +49,12 @@ class Staging:
         self.has_free.set()
 
     def keep_for_ever(self) -> None:
-        """Somebody may still write here, and nobody can say until when."""
+        """An engine may still write here, and nobody can say until when."""
         _never_freed.append(self)
 
 
 class StagedReads:
-    """An engine's reads from one peer: on a thread of their own, into one staging buffer."""
+    """Reads from one peer into one staging buffer, on a thread of their own."""
 
     def __init__(self, engine: ReadEngine, peer: str, staging: Staging) -> None:
         self.staging = staging
@@ -64,21 +64,21 @@ class StagedReads:
         self._channel: ReadChannel | None = None  # the worker's
 
     async def connect(self, description: bytes, remote: Pool) -> None:
-        """Raises what the engine raises."""
+        """Connect the engine to the peer's pool. Raises whatever the engine raises."""
         await asyncio.shield(self._worker.start(self._connect, description, remote).done)
 
     def read(self, remote: Sequence[int], local: Sequence[int], timeout_s: float) -> asyncio.Future[None]:
-        """Blocks of the peer's pool into slots of ours."""
+        """Copy blocks of the peer's pool, by index, into our slots."""
         return self._worker.start(self._read, remote, local, timeout_s).done
 
     def close(self) -> asyncio.Future[None]:
-        """Done when nothing will be written to the staging buffer any more; that may be never."""
+        """The future is done when nothing can be written to the staging buffer any more; that may be never."""
         closing = self._worker.start(self._close).done
         self._worker.stop()
         closing.add_done_callback(self._closed)
         return closing
 
-    # The worker's.
+    # On the worker's thread.
 
     def _connect(self, job: Job[None], description: bytes, remote: Pool) -> None:
         self._channel = self._engine.connect(description, remote, self.staging.pool)
