@@ -1,7 +1,7 @@
-"""A folder that several nodes mount as the store: one file a block, the longest unused removed for new ones.
+"""A folder that several nodes mount, as a store: one file per block; the longest unused make room for new ones.
 
-The file system may be full, read-only, away, slow, or hang: its calls are made on threads, and nothing but a `put`,
-whose payloads they read, waits for those.
+The file system may be full, read-only, unmounted, slow, or hang. So it is called on threads that nothing waits for when
+they hang, except `put`: its payloads must not be reused while a thread may still read them.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ from typing import Any, Literal, TypeVar
 from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector.base import BlockSource, Frame, Land, StoreKey
 from kvasir.kv_connector.settings import ConnectorSettings
-from kvasir.kv_connector.shared_storage.files import ALIGNMENT, BlockFolder
+from kvasir.kv_connector.shared_storage.files import ALIGNMENT
+from kvasir.kv_connector.shared_storage.folder import BlockFolder
 from kvasir.kv_connector.shared_storage.quota import Quota
 from kvasir.kv_connector.store_reading import Sizes, StoreReader, Trays
 from kvasir.kv_connector.stored import max_stored_bytes
@@ -28,8 +29,8 @@ T = TypeVar("T")
 
 _LOOK_INTERVAL_S = 60.0
 _NUM_MOVING = 8  # threads that move blocks
-_NUM_ASKING = 4  # those for short questions do not wait for them
-_NUM_WRITING = 2  # of one `put`, where the storage makes them wait
+_NUM_ASKING = 4  # threads for short questions, so that these do not wait for blocks
+_NUM_WRITING = 2  # more threads for one `put` whose first one mostly waits for the storage
 
 
 class SharedStorageConnector:
@@ -126,7 +127,7 @@ class SharedStorageConnector:
             return await self._asking.start(call).outcome()
 
     def _write(self, job: Job[None], frames: "_Shared[tuple[StoreKey, Frame]]", most: int | None = None) -> None:
-        with self._folder.opened(is_made=True) as folder:
+        with self._folder.opened(create=True) as folder:
             for key, frame in islice(frames, most):
                 job.check()
                 folder.write(key, frame, self._quota.make_room(folder, frame.payload.nbytes + ALIGNMENT))
@@ -152,7 +153,7 @@ def _transfer_errors() -> Iterator[None]:
 
 
 class _Shared(Iterator[T]):
-    """What several threads take from."""
+    """An iterator that several threads may take from."""
 
     def __init__(self, items: Iterable[T]) -> None:
         self._items = iter(items)

@@ -18,7 +18,9 @@ from kvasir.kv_connector.base import Frame, StoreKey
 from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.shared_storage.connector import SharedStorageConnector
-from kvasir.kv_connector.shared_storage.files import _OPEN, BlockFolder, OpenFolder
+from kvasir.kv_connector.shared_storage.files import OPEN_FLAGS, OpenFolder
+from kvasir.kv_connector.shared_storage.folder import BlockFolder
+from kvasir.kv_connector.shared_storage.names import new_aside
 from kvasir.kv_connector.shared_storage.quota import Quota
 from kvasir.kv_connector.testing import LARGE, SMALL, pairs_of, random_keys
 from tests.unit.kv_connector.store_tools import fetch
@@ -113,7 +115,7 @@ def test_a_block_that_cannot_be_written_over_makes_room_all_the_same(
     old, real = write(blocks, quota, age_s=100), getattr(os, call)
 
     def refuse(path: str, *args: int, **more: int) -> int | None:
-        if path == old or (call == "open" and args[0] == os.O_WRONLY | _OPEN):
+        if path == old or (call == "open" and args[0] == os.O_WRONLY | OPEN_FLAGS):
             raise OSError(error, os.strerror(error), path)
         return real(path, *args, **more)  # type: ignore[no-any-return]
 
@@ -185,7 +187,7 @@ def test_a_machine_whose_clock_is_wrong_removes_nothing(
     blocks: BlockFolder, folder: OpenFolder, monkeypatch: pytest.MonkeyPatch, ahead_s: float
 ) -> None:
     """Files get their times from the file server."""
-    name, aside = write(blocks, Quota(blocks, None)), blocks.path / blocks.new_aside()
+    name, aside = write(blocks, Quota(blocks, None)), blocks.path / new_aside()
     aside.write_text("being written")
     real_time = time.time
     with monkeypatch.context() as patch:
@@ -246,7 +248,7 @@ WRITER = """
 import random, sys
 from pathlib import Path
 from kvasir.kv_connector.base import Frame
-from kvasir.kv_connector.shared_storage.files import _OPEN, BlockFolder, OpenFolder
+from kvasir.kv_connector.shared_storage.folder import BlockFolder
 from kvasir.kv_connector.shared_storage.quota import Quota
 
 blocks, seed, quota_bytes = BlockFolder(Path(sys.argv[1]), 3600.0), int(sys.argv[2]), int(sys.argv[3])
