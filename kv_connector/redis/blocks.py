@@ -1,10 +1,10 @@
-"""What a block is in Redis, written and read over one link.
+"""How a block is kept in Redis, and how it is written and read over one link.
 
-    <prefix>:<key>      a string; of a large block a hash of pieces, "0", "1", ...
+    <prefix>:<key>      a string; for a large block a hash with its pieces under "0", "1", ...
 
-In pieces, since a server needs room for what it holds and besides for what it is being sent or is sending. A block is
-there with all of its pieces or not at all: they are put together under another name, which ends by itself, and
-renamed. And a hash is evicted, expires and is removed as one.
+Large blocks are cut into pieces because a server needs memory not only for what it holds, but also for what it is
+receiving or sending at the moment. A block is there with all of its pieces or not at all: the pieces are collected
+under a temporary name that expires by itself, and then renamed. Redis evicts, expires and removes a hash as a whole.
 """
 
 import uuid
@@ -12,18 +12,19 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector.base import Frame
-from kvasir.kv_connector.redis.link import RedisLink, Refusal, command, command_around
+from kvasir.kv_connector.redis.commands import command, command_around
+from kvasir.kv_connector.redis.link import RedisLink, Refusal
 from kvasir.kv_connector.stored import before_payload
 
 ALIGNMENT = 64
 PIECE_BYTES = 8 << 20
-_NUM_SENT_AHEAD = 8  # blocks whose answers are still to come, so that the server need not wait for the next
-_UNFINISHED_TTL = b"60000"  # ms, of pieces that nobody adds to
+_NUM_SENT_AHEAD = 8  # blocks sent before the first one's answer is read, so that the server always has work
+_UNFINISHED_TTL = b"60000"  # ms; then an unfinished block is removed
 _WRONG_TYPE = Refusal("WRONGTYPE")
 
 
 def write(link: RedisLink, blocks: Iterable[tuple[bytes, Frame]], ttl_ms: int) -> None:
-    """Raises at the first one that the server refuses, which would say the same of the others."""
+    """Write the blocks. Raises KVTransferError at the first that the server refuses, as it would refuse the others."""
     ttl, num_ahead = b"%d" % ttl_ms, 0
     for name, frame in blocks:
         before = before_payload(frame, ALIGNMENT)
@@ -74,9 +75,10 @@ def _pieces(before: bytes, payload: memoryview) -> Iterator[list[bytes | memoryv
 def read(
     link: RedisLink, names: Sequence[bytes], places: Sequence[memoryview], ttl_ms: int
 ) -> Iterator[tuple[int, int | None]]:
-    """The index of each block, in any order, and how many bytes of its place it fills; None: it is not there.
+    """Read blocks, each into its place. Yields, in any order, a block's index and how many bytes of its place it fills;
+    None if it is not there.
 
-    A place is not written to any more when the next block is asked for. What is read lives its time anew.
+    A place is not written to any more when the next block is asked for. Reading a block renews its time to live.
     """
     ttl = b"%d" % ttl_ms
     link.send(b"".join(command(b"GET", name) + command(b"PEXPIRE", name, ttl) for name in names))
@@ -92,7 +94,7 @@ def read(
 
 
 def _read_pieces(link: RedisLink, name: bytes, place: memoryview) -> int | None:
-    """As far as they go: what is torn, or somebody else's, will not pass its checks."""
+    """As many pieces as there are. A torn block, or another program's hash, will fail the receiver's checks."""
     num_bytes = 0
     for index in range(place.nbytes // PIECE_BYTES + 1):
         link.send(command(b"HLEN", name) + command(b"HGET", name, b"%d" % index))

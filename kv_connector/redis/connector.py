@@ -1,7 +1,8 @@
-"""A Redis-compatible server as the store: one key a block, with a time to live.
+"""A Redis-compatible server as a store: one key per block, with a time to live.
 
-The server may be full, evicting, a replica, slow, away, or another's too. What it has of ours is checked like anything
-that comes over a network; what it refuses or does not answer raises, and the core leaves it alone for a while.
+The server may be full, evicting, a replica, slow, unreachable, or shared with other programs. Blocks from it are
+checked like anything that comes over a network. If it refuses or does not answer, calls raise KVTransferError, and the
+core does not ask it again for a while.
 """
 
 import logging
@@ -20,8 +21,8 @@ from kvasir.kv_connector.threads import Job, Threads
 log = logging.getLogger(__name__)
 
 _MAX_BLOCK_BYTES = 1 << 30
-_NUM_MOVING = 8  # threads, and so connections, that move blocks
-_NUM_ASKING = 4  # those for short questions do not wait for them
+_NUM_MOVING = 8  # threads that move blocks, each with a connection
+_NUM_ASKING = 4  # threads for short questions, so that these do not wait for blocks
 
 
 class RedisConnector:

@@ -1,10 +1,11 @@
-"""One connection to a Redis-compatible server: set up by the client library, then spoken to by hand.
+"""One connection to a Redis-compatible server. The client library opens it; then we speak the protocol ourselves.
 
-By hand since values are large: they go from and to the caller's memory without a copy. A link belongs to one thread at
-a time; only `cut` may be called from another. Whatever goes wrong on it but a refusal of the server's ends it: a link
-with a reply still unread would give it to whoever asks next.
+The library would copy values. Ours are large, so they go from and to the caller's memory directly.
 
-No message of ours repeats what the server says, but for the kind of the refusal: it may quote what was sent to it.
+A link belongs to one thread at a time; only `cut` may be called from another. A server's refusal is an answer like any
+other. Any other error closes the link: with a reply still unread, it would hand that reply to the next question.
+
+No error message repeats what the server says, except the kind of a refusal, since it may quote what was sent to it.
 """
 
 import re
@@ -37,20 +38,23 @@ Part = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What the server answers instead: OOM, READONLY, MISCONF, WRONGTYPE, NOPERM, LOADING, ..."""
+    """The server's error reply, by its kind: OOM, READONLY, MISCONF, WRONGTYPE, NOPERM, LOADING, ..."""
 
     kind: str
 
 
 class RedisLink:
     def __init__(self, connection: Any, timeout_s: float) -> None:
-        """connection: the client library's, not connected yet. timeout_s: the longest wait for the server to go on."""
+        """connection: the client library's, not connected yet. timeout_s: how long the server may make no progress.
+
+        Raises KVTransferError if it cannot connect.
+        """
         try:
             connection.connect()
             is_silent = not connection.can_read(timeout=0)
         except (RedisError, OSError) as error:
             connection.disconnect()
-            # From nothing: the library's own errors hold what the server said.
+            # `from None`: the library's own errors hold what the server said.
             raise KVTransferError(f"no connection to Redis: {_described(error)}") from None
         if not is_silent:
             connection.disconnect()
@@ -70,7 +74,7 @@ class RedisLink:
     # Asking.
 
     def send(self, *parts: Part) -> None:
-        """All of it. The parts are not touched any more when this returns or raises."""
+        """Send all of it. The parts are not read any more when this returns or raises."""
         try:
             if self._is_plain:
                 write_all(self._socket.fileno(), [memoryview(part) for part in parts])
@@ -83,7 +87,7 @@ class RedisLink:
     # Answers, in the order of the questions.
 
     def read_number(self) -> int | Refusal:
-        """Of a command that answers with a number, or with OK: then 1."""
+        """The reply to a command that answers with a number, or with OK, which counts as 1."""
         kind, rest = self._head()
         if kind == b"-":
             return _refusal(rest)
@@ -92,7 +96,7 @@ class RedisLink:
         return self._number(rest) if kind == b":" else self._foreign()
 
     def read_value(self, into: memoryview) -> int | Refusal | None:
-        """How many bytes of `into` the value fills; None: there is none. One that is larger is read, and is empty."""
+        """Read a value. Returns how many bytes of `into` it fills; None if there is no value; 0 if it does not fit."""
         kind, rest = self._head()
         if kind == b"-":
             return _refusal(rest)
@@ -116,7 +120,7 @@ class RedisLink:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is to be read, not even an end: it can be asked."""
+        """Whether it can be asked: nothing is waiting to be read, not even the end of the connection."""
         if self.is_closed or self._unread:
             return False
         poll = select.poll()
@@ -124,11 +128,13 @@ class RedisLink:
         return not poll.poll(0)
 
     def cut(self) -> None:
-        """From any thread: what is under way on it fails at once."""
+        """Make a call that is under way fail at once. May be called from any thread."""
         with self._lock:
             if not self.is_closed:
-                with suppress(OSError):  # the server was faster
-                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # not TLS's own, which waits for the peer
+                with suppress(OSError):  # the server has ended it already
+                    socket.socket.shutdown(
+                        self._socket, socket.SHUT_RDWR
+                    )  # the plain socket's: TLS would wait for the peer
 
     def close(self) -> None:
         with self._lock:
@@ -192,30 +198,17 @@ class RedisLink:
         return KVTransferError(f"Redis: {_described(error)}")
 
 
-def command(*words: bytes) -> bytes:
-    return b"*%d\r\n" % len(words) + _bulk(words)
-
-
-def command_around(*words: bytes, value_bytes: int, after: Sequence[bytes] = ()) -> tuple[bytes, bytes]:
-    """What stands before and behind the one argument that is large, a command's words before and after it given."""
-    head = b"*%d\r\n" % (len(words) + 1 + len(after)) + _bulk(words) + b"$%d\r\n" % value_bytes
-    return head, _END + _bulk(after)
-
-
-def _bulk(words: Sequence[bytes]) -> bytes:
-    return b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
-
-
 def _let_the_kernel_wait(sock: socket.socket, timeout_s: float) -> None:
-    """One call for all of a value: with a timeout of its own, Python makes two for each part that comes or goes."""
+    """Let the kernel enforce the timeout, so that one call moves a whole value. With a timeout of its own, Python makes
+    two system calls for each part that arrives or leaves."""
     sock.settimeout(None)
-    seconds, microseconds = divmod(max(1, round(timeout_s * 1e6)), 1_000_000)  # zero would be for ever
+    seconds, microseconds = divmod(max(1, round(timeout_s * 1e6)), 1_000_000)  # zero would mean no timeout
     for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         sock.setsockopt(socket.SOL_SOCKET, limit, struct.pack("@ll", seconds, microseconds))
 
 
 def _joined(parts: Sequence[Part]) -> list[Part]:
-    """Small neighbours as one, so that not each of them becomes a packet."""
+    """Join small neighbours, so that each does not become a packet of its own."""
     joined: list[Part] = []
     for part in parts:
         if joined and isinstance(joined[-1], bytes) and len(part) < _MAX_LINE_BYTES:
@@ -231,7 +224,7 @@ def _refusal(text: bytes) -> Refusal:
 
 
 def _described(error: Exception) -> str:
-    """In words that are not the server's: it may quote a password."""
+    """Without the server's own words, which may quote a password."""
     if type(error) in (RedisConnectionError, RedisTimeoutError) or isinstance(error, OSError):
         return f"{type(error).__name__}: {error}"
     return type(error).__name__

@@ -1,4 +1,4 @@
-"""Links that wait to be used again, as many as there are threads that use them."""
+"""Links that are kept to be used again, at most one per thread that uses them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,13 +19,13 @@ class RedisPool:
     def __init__(self, url: str, timeout_s: float) -> None:
         """url: redis://, rediss:// or unix://, with the client library's options in its query."""
         self._timeout_s = timeout_s
-        until_ours_s = min(_CONNECT_TIMEOUT_S, timeout_s / 2)  # before those above give up, so that they learn why
+        until_ours_s = min(_CONNECT_TIMEOUT_S, timeout_s / 2)  # sooner than our callers give up: they learn the reason
         try:
             self._library = ConnectionPool.from_url(
                 url,
                 socket_timeout=until_ours_s,
                 socket_connect_timeout=until_ours_s,
-                retry=Retry(NoBackoff(), 0),  # the core decides what is tried again
+                retry=Retry(NoBackoff(), 0),  # the core decides about retries
                 protocol=2,
             )
             self._connection()
@@ -45,7 +45,8 @@ class RedisPool:
 
     @contextmanager
     def link(self, job: Job[Any]) -> Iterator[RedisLink]:
-        """For a thread, until its job is called off. However we leave, none with a reply still unread comes back."""
+        """A link for one thread. Calling the job off cuts it. After any error the link is closed, never reused: a reply
+        might be left unread on it."""
         link = self._take()
         self._in_use.add(link)
         try:
@@ -55,7 +56,7 @@ class RedisPool:
         except BaseException as error:
             link.close()
             if isinstance(error, KVTransferError):
-                self._drop_idle()  # that server may have gone, or be a replica by now: its name is looked up again
+                self._drop_idle()  # the server may have gone, or be a replica now: connect anew, by its name
             raise
         finally:
             self._in_use.discard(link)
@@ -68,7 +69,7 @@ class RedisPool:
         self._drop_idle()
 
     def _drop_idle(self) -> None:
-        with suppress(IndexError):  # others take from it meanwhile
+        with suppress(IndexError):  # other threads may take links meanwhile
             while True:
                 self._idle.pop().close()
 
@@ -83,5 +84,5 @@ class RedisPool:
             link.close()
 
     def _connection(self) -> Any:
-        """As the URL says, and not connected yet. Not out of the library's pool: that counts, and we do."""
+        """A connection as the URL says, not opened yet. Not from the library's pool, which keeps its own count."""
         return self._library.connection_class(**self._library.connection_kwargs)

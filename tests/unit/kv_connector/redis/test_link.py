@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kvasir.common.errors import KVTransferError
-from kvasir.kv_connector.redis.link import RedisLink, Refusal, command, command_around
+from kvasir.kv_connector.redis.commands import command, command_around
+from kvasir.kv_connector.redis.link import RedisLink, Refusal
 from tests.unit.kv_connector.redis.fake_connection import FakeConnection
 
 ANSWERS = b"+OK\r\n$5\r\nvalue\r\n:17\r\n$-1\r\n-OOM command not allowed\r\n$0\r\n\r\n_\r\n$11\r\n\r\n$-1\r\n\r\n:1\r\n"
