@@ -52,7 +52,7 @@ class StoreWriter:
         task = asyncio.create_task(self._write_and_give_back(blocks))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if only by us
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # or asyncio logs it
         await asyncio.wait({task}, timeout=self._allowance_s(blocks) + _GRACE_S)
         if not task.done():
             self._guard.failed("it hangs")

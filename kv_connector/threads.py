@@ -27,7 +27,7 @@ class Job(Generic[T]):
     def __init__(self) -> None:
         self.has_waited = False  # most of its time, for what it called; known when it is done
         self.done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self.done.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, if only by us
+        self.done.add_done_callback(lambda done: done.cancelled() or done.exception())  # or asyncio logs it
         self._lock = threading.Lock()
         self._is_off = False
         self._cut: Callable[[], None] | None = None
