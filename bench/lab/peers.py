@@ -139,6 +139,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     command = f"{shlex.quote(sys.executable)} -m kvasir.bench.lab.peer_command"
     peers = [Peer(name, f"{command} {name} {{workload}}") for name in options.ours] + options.peers
+    peers.sort(key=lambda peer: peer.name != REFERENCE)  # it goes first: the others are compared with its answers
     file, quiet = options.output / "peers.json", Quiet()
     found = Found.read(options.output, (options.input_len, options.output_len))
     quiet.shares, text = found.busy, ""

@@ -108,6 +108,12 @@ def test_rounds_are_added_to_those_of_earlier_runs(echo: str, tmp_path: Path) ->
     assert len(json.loads((tmp_path / "peers.json").read_text())["measurements"]) == 1, "of another shape"
 
 
+def test_a_first_run_compares_with_the_reference(echo: str, tmp_path: Path) -> None:
+    argv = ["--ours", "--output", str(tmp_path), "--concurrency", "2", "--input-len", "5", "--output-len", "4"]
+    assert main([f"other={echo} 1 10", f"transformers={echo} 0 5", *argv]) == 0
+    assert "| other | 40.0 | 1 of 2 |" in (tmp_path / "peers.md").read_text(), "wherever it was named"
+
+
 @pytest.mark.parametrize("text", ["other", "=x {workload}", "other=", "other=./run"])
 def test_bad_peers_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
