@@ -1,18 +1,34 @@
 """What a client may send, field by field. `null` for an optional field means that it is absent.
 
-Types are strict: "5" is no number and true is no integer (1.0 is one). What depends on the model or on other fields
-(token ids, lengths) is checked where it is used.
+Types are strict: "5" is no number and true is no integer. What depends on the model or on other fields (token ids,
+lengths) is checked where it is used. The first fault is told, so no list is looked through for more: `fail_fast`.
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic_core import PydanticCustomError
 
 from kvasir.router.openai.field_schemas import Content, Nothing, Prompt, ResponseFormat, StopStrings, StructuredOutputs
 
+
+def whole(value: Any) -> Any:
+    """1.0 is 1, as JSON Schema has it: languages with one kind of numbers write what is whole like that."""
+    return int(value) if type(value) is float and value.is_integer() and abs(value) < _EXACT else value
+
+
+_EXACT = 2**53  # from here on, a float may stand for several integers
 _INT32_MAX = 2**31 - 1
-TokenIds = list[Annotated[int, Field(ge=0, le=_INT32_MAX)]]
+WHOLE = BeforeValidator(whole)  # behind an integer's bounds
+TokenIds = list[Annotated[int, Field(ge=0, le=_INT32_MAX), WHOLE]]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 MAX_CHOICES = 128  # in one request, over all its prompts
 MAX_TOOLS = 512
@@ -47,38 +63,40 @@ class GenerationBody(Body):
     """What completions and chat completions share."""
 
     model: str
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=_INT32_MAX)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=_INT32_MAX), WHOLE] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=_INT32_MAX)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_INT32_MAX), WHOLE] | None = None
     min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1), WHOLE] | None = None
     presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[Finite, Field(ge=0.01, le=100)] | None = None
     logit_bias: Annotated[dict[str, Annotated[Finite, Field(ge=-100, le=100)]], Field(max_length=20_000)] | None = None
-    allowed_token_ids: Annotated[TokenIds, Field(min_length=1, max_length=300_000)] | None = None
-    bad_words: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=1000)] | None = None
+    allowed_token_ids: Annotated[TokenIds, Field(min_length=1, max_length=300_000, fail_fast=True)] | None = None
+    bad_words: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=1000, fail_fast=True)] | None = (
+        None
+    )
 
     stop: StopStrings = None
-    stop_token_ids: Annotated[TokenIds, Field(max_length=1000)] | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=1000, fail_fast=True)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=_INT32_MAX)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=_INT32_MAX), WHOLE] | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0), WHOLE] | None = None
 
     response_format: ResponseFormat = None  # what they may hold: router/grammar/asked.py
     structured_outputs: StructuredOutputs = None
 
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=_INT32_MAX)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=_INT32_MAX), WHOLE] | None = None
     timeout: Annotated[Finite, Field(gt=0)] | None = None  # seconds for the whole answer
 
     # These change nothing.
@@ -128,9 +146,11 @@ class CompletionBody(GenerationBody):
 
     prompt: Prompt = None
     echo: bool | None = None
-    max_tokens: Annotated[int, Field(ge=0, le=_INT32_MAX)] | None = None  # 0: the prompt alone, echoed and scored
-    logprobs: Annotated[int, Field(ge=0)] | None = None
-    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None  # 1, which some always send, is none
+    max_tokens: Annotated[int, Field(ge=0, le=_INT32_MAX), WHOLE] | None = (
+        None  # 0: the prompt alone, echoed and scored
+    )
+    logprobs: Annotated[int, Field(ge=0), WHOLE] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE] | None = None  # 1, which some always send, is none
 
     @property
     def num_sequences(self) -> int:
@@ -167,7 +187,7 @@ class MessageBody(Body):
     refusal: str | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: Annotated[list[ToolCallBody], Field(max_length=1000)] | None = None
+    tool_calls: Annotated[list[ToolCallBody], Field(max_length=1000, fail_fast=True)] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None  # an older name for the same
     function_call: Nothing = None
@@ -197,7 +217,7 @@ class NamedTool(Body):
 
 class AllowedToolList(Body):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
 
 class AllowedTools(Body):
@@ -214,8 +234,8 @@ ToolChoice = Annotated[
 class ConversationBody(Body):
     """What the chat template is given."""
 
-    messages: Annotated[list[MessageBody], Field(min_length=1, max_length=10_000)]
-    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)] | None = None
+    messages: Annotated[list[MessageBody], Field(min_length=1, max_length=10_000, fail_fast=True)]
+    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -228,9 +248,9 @@ class ChatBody(GenerationBody, ConversationBody):
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     echo: bool | None = None  # the message that the answer belongs to stands before it
-    max_completion_tokens: Annotated[int, Field(ge=1, le=_INT32_MAX)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=_INT32_MAX), WHOLE] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0), WHOLE] | None = None
 
     @property
     def asked_max_tokens(self) -> int | None:

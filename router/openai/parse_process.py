@@ -61,7 +61,7 @@ def _check(fields: dict[str, Any], max_tokens: int, max_chars: int) -> None:
     for param in ("prompt", "messages", "input"):
         value = fields.get(param)
         prompts = [value]
-        if param == "prompt" and isinstance(value, list) and value and not isinstance(value[0], int):
+        if param == "prompt" and isinstance(value, list) and value and not isinstance(value[0], int | float):
             prompts = value
         for prompt in prompts:
             num_values, num_chars = _amounts(prompt)

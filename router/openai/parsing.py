@@ -14,7 +14,6 @@ from kvasir.router.openai.models import Body
 
 B = TypeVar("B", bound=Body)
 _MAX_CONTAINERS = 200_000
-_EXACT = 2**53  # from here on, a float may stand for several integers
 # Of pydantic's types of errors; what it says itself names Python's types, and our classes.
 _WANTED = {
     "int_type": "an integer",
@@ -63,14 +62,9 @@ def parse(fields: dict[str, Any], kind: type[B]) -> tuple[B, int]:
 
 def validated(fields: dict[str, Any], kind: type[B]) -> B:
     try:
-        return kind.model_validate({name: _whole(value) for name, value in fields.items()})
+        return kind.model_validate(fields)
     except ValidationError as error:
         raise first_problem(error) from None
-
-
-def _whole(value: Any) -> Any:
-    """1.0 is 1, as JSON Schema has it: languages with one kind of numbers write what is whole like that."""
-    return int(value) if type(value) is float and value.is_integer() and abs(value) < _EXACT else value
 
 
 def json_object(data: bytes) -> dict[str, Any]:

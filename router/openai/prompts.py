@@ -7,11 +7,13 @@ from typing import Any
 from kvasir.common.errors import InvalidRequest
 from kvasir.router.openai.conversation import rendered_chat
 from kvasir.router.openai.errors import missing, wrong_type
-from kvasir.router.openai.models import MAX_CHOICES, ChatBody, CompletionBody
+from kvasir.router.openai.models import MAX_CHOICES, ChatBody, CompletionBody, whole
 from kvasir.router.openai.sampling import check_prompt, context_length_exceeded, max_prompt_tokens
 from kvasir.router.text.chat_renderer import ChatRenderer
 from kvasir.router.text.tokenizer import TextTokenizer
 from kvasir.router.types import ClusterLimits
+
+_PROMPT = "a string, token ids, or a list of either"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +68,21 @@ def _entries(prompt: Any) -> Sequence[str | list[int]]:
         return [prompt]
     if prompt == []:
         raise InvalidRequest("'prompt' is an empty list", "prompt", "empty_prompt")
+    prompt = _with_whole_ids(prompt)
     if _is_list_of(prompt, int):
         return [prompt]
-    if _is_list_of(prompt, str) or (_is_list_of(prompt, list) and all(_is_list_of(ids, int) for ids in prompt)):
-        if len(prompt) > MAX_CHOICES:
-            raise InvalidRequest(f"'prompt' may hold at most {MAX_CHOICES} prompts", "prompt", "invalid_value")
-        entries: list[str | list[int]] = prompt
-        return entries
-    raise wrong_type("prompt", "a string, token ids, or a list of either")
+    if not (_is_list_of(prompt, str) or _is_list_of(prompt, list)):
+        raise wrong_type("prompt", _PROMPT)
+    if len(prompt) > MAX_CHOICES:
+        raise InvalidRequest(f"'prompt' may hold at most {MAX_CHOICES} prompts", "prompt", "invalid_value")
+    entries: list[str | list[int]] = [_with_whole_ids(entry) for entry in prompt]
+    if not all(isinstance(entry, str) or _is_list_of(entry, int) for entry in entries):
+        raise wrong_type("prompt", _PROMPT)
+    return entries
+
+
+def _with_whole_ids(value: Any) -> Any:
+    return [whole(entry) for entry in value] if isinstance(value, list) and float in set(map(type, value)) else value
 
 
 def _is_list_of(value: Any, kind: type) -> bool:

@@ -12,7 +12,7 @@ from kvasir.router.openai.bodies import Bodies
 from kvasir.router.openai.client_gone import unless_gone
 from kvasir.router.openai.conversation import rendered_chat
 from kvasir.router.openai.errors import ModelNotFound, json_response
-from kvasir.router.openai.models import Body, ConversationBody
+from kvasir.router.openai.models import Body, ConversationBody, TokenIds
 from kvasir.router.openai.parsing import validated
 from kvasir.router.openai.sampling import check_ids, context_length_exceeded, max_prompt_tokens
 from kvasir.router.openai.tools import shown_tools
@@ -38,7 +38,7 @@ class TokenizeChatBody(ConversationBody):
 
 class DetokenizeBody(Body):
     model: str | None = None
-    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=_MAX_IDS)]
+    tokens: Annotated[TokenIds, Field(max_length=_MAX_IDS, fail_fast=True)]
 
 
 class TokensApi:

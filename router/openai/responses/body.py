@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from kvasir.router.openai.field_schemas import Nothing, ResponseInput
-from kvasir.router.openai.models import MAX_TOOLS, Body, GenerationBody, ToolName, one_of
+from kvasir.router.openai.models import MAX_TOOLS, WHOLE, Body, GenerationBody, ToolName, one_of
 
 _INT32_MAX = 2**31 - 1
 Metadata = Annotated[
@@ -41,7 +41,7 @@ class NamedFunction(Body):
 class AllowedFunctions(Body):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
 
 ResponseToolChoice = Annotated[
@@ -67,17 +67,17 @@ class ResponsesBody(GenerationBody):
     input: ResponseInput = None
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(max_length=256)] | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, le=_INT32_MAX)] | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=_INT32_MAX), WHOLE] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    include: Annotated[list[Includable], Field(max_length=32)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
+    include: Annotated[list[Includable], Field(max_length=32, fail_fast=True)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     metadata: Metadata | None = None  # told again
-    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=1), WHOLE] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     background: bool | None = None

@@ -128,8 +128,23 @@ async def test_a_whole_number_is_an_integer_however_it_is_written(router: Router
     answer = await router.chat(max_tokens=2.0, n=1.0, top_k=-1.0, seed=7.0, priority=-0.0, temperature=1)
     assert answer.status_code == 200
     assert (await router.post("/v1/responses", input="x", max_output_tokens=2.0)).status_code == 200
-    [chat, response] = router.dispatcher.requests
+    assert (await router.complete(prompt=[5, 6.0], allowed_token_ids=[7.0, 8], stop_token_ids=[9.0])).status_code == 200
+    assert (await router.complete(prompt=[[1.0], [2, 3.0]])).status_code == 200
+    [chat, response, ids, one, two] = router.dispatcher.requests
     assert (chat.sampling.max_tokens, chat.sampling.seed, response.sampling.max_tokens) == (2, 7, 2)
+    assert ids.prompt_token_ids == (5, 6)
+    assert ids.sampling.allowed_token_ids == (7, 8)
+    assert 9 in ids.sampling.stop_token_ids
+    assert (one.prompt_token_ids, two.prompt_token_ids) == ((1,), (2, 3))
+    assert all(
+        type(token_id) is int
+        for request in router.dispatcher.requests
+        for token_id in (*request.prompt_token_ids, *request.sampling.allowed_token_ids)
+    )
+    answer = await router.http.post("/detokenize", json={"tokens": [70.0]})
+    assert answer.json() == (await router.http.post("/detokenize", json={"tokens": [70]})).json()
+    for prompt in ([1.5], [[1.5]], [1.0, "a"], ["a", 1.0], [[1.0], 2.0]):
+        assert check(await router.complete(prompt=prompt))["param"] == "prompt"
     assert check(await router.chat(seed=float(2**53)))["param"] == "seed"  # it may have been another one
 
 

@@ -1,9 +1,14 @@
-"""Long lists in a request are read once, however many prompts it has, and not on the event loop."""
+"""Long lists in a request are read once, however many prompts it has, and only to their first fault; and not on the
+event loop."""
 
 import threading
 
 import pytest
+from pydantic import ValidationError
 
+from kvasir.router.openai.models import ChatBody, CompletionBody
+from kvasir.router.openai.responses.body import ResponsesBody
+from kvasir.router.openai.tokens import DetokenizeBody
 from tests.unit.router.openai.conftest import TOKENIZER, running_router, saying
 
 
@@ -39,3 +44,15 @@ async def test_each_prompt_has_its_own_room() -> None:
         ]  # the text has a BOS token
         response = await router.complete(prompt=["a", "b" * 100], max_tokens=90, min_tokens=60)
         assert response.status_code == 400, "too little room behind the second"
+
+
+def test_of_many_faults_only_the_first_is_looked_for() -> None:
+    """Telling of 168,000 in a body of 250 KiB once kept all streams waiting for more than a second."""
+    calls = {"messages": [{"role": "assistant", "tool_calls": [{}] * 500}] * 100}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{}] * 500}
+    for kind in (ChatBody, CompletionBody, ResponsesBody, DetokenizeBody):
+        bad = [{name: [{}] * 2000 for name in kind.model_fields}, calls, {"tool_choice": choice}]
+        for fields in bad:
+            with pytest.raises(ValidationError) as raised:
+                kind.model_validate(fields)
+            assert raised.value.error_count() < 100
