@@ -37,7 +37,8 @@ class Bodies:
         self._num_waiting = 0
 
     async def arrived(self, request: Request) -> bytes:
-        """HttpError if it is too large, or compressed: nobody knows how large it then is."""
+        """HttpError if it is too large, compressed (nobody knows how large it then is), or not said to be JSON: any
+        page may have a browser send text without asking us first."""
         if request.headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):
             message = "compressed bodies are not taken: send it as it is, without Content-Encoding"
             raise HttpError(415, message, "unsupported_encoding", {"accept-encoding": "identity"})
@@ -51,6 +52,9 @@ class Bodies:
             if num_bytes > self._max_bytes:
                 raise self._too_large()
             parts.append(part)
+        if num_bytes and not _is_json(given := request.headers.get("content-type", "")):
+            message = f"the body must be sent as 'Content-Type: application/json', not {given!r:.80}"
+            raise HttpError(400, message, "unsupported_content_type")
         return b"".join(parts)
 
     def _too_large(self) -> HttpError:
@@ -110,6 +114,11 @@ class Bodies:
             except (TimeoutError, EOFError, OSError):
                 raise Overloaded("large bodies cannot be read now") from None
         return self._process
+
+
+def _is_json(content_type: str) -> bool:
+    kind, _, subtype = content_type.partition(";")[0].strip().lower().partition("/")
+    return kind == "application" and (subtype == "json" or subtype.endswith("+json"))
 
 
 def longest_prompt(backend: Backend, tokenizer: TextTokenizer) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from tests.unit.router.raw_http import read_to_end
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 BODY = b'{"model": "m", "prompt": "p"}'
 
 

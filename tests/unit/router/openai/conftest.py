@@ -73,7 +73,7 @@ class Router:
         self.http = httpx.AsyncClient(
             base_url=self.url,
             timeout=20,
-            headers={"authorization": f"Bearer {key}"},
+            headers={"authorization": f"Bearer {key}", "content-type": "application/json"},
             event_hooks={"response": [check_answer]},
         )
         self.openai = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20)

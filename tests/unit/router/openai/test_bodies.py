@@ -148,8 +148,8 @@ _STREAM = {"model": "m", "prompt": "p", "stream": True, "max_tokens": 20_000, "i
 async def _events_while_read(router: Router, body: bytes, num_events: Any) -> int:
     """Between the last byte of the request, and the first of the answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body[:-1])
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body[:-1])
     await writer.drain()
     before = num_events()
     writer.write(body[-1:])

@@ -61,6 +61,21 @@ async def test_a_body_that_is_no_plain_text(router: Router) -> None:
         assert what in check(await router.http.post("/v1/completions", content=wrong))["message"]
 
 
+async def test_only_what_is_said_to_be_json_is_read(router: Router) -> None:
+    """As at OpenAI and with vLLM. A browser sends what any page has it send as text, or as no type at all, and asks
+    only before JSON whether it may."""
+    body = json.dumps({"model": "m", "prompt": "p"})
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "json", ""):
+        for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses/input_tokens", "/tokenize"):
+            error = check(await router.http.post(path, content=body, headers={"content-type": kind}))
+            assert error["code"] == "unsupported_content_type"
+            assert repr(kind) in error["message"]
+    assert router.dispatcher.requests == []
+    for kind in ("application/json; charset=utf-8", "Application/JSON;charset=UTF-8", "application/vnd.api+json"):
+        response = await router.http.post("/v1/completions", content=body, headers={"content-type": kind})
+        assert response.status_code == 200, response.text
+
+
 async def test_a_body_over_the_limit_is_413_announced_or_not() -> None:
     async def endless() -> AsyncIterator[bytes]:
         for _ in range(100):

@@ -85,8 +85,8 @@ async def test_a_client_that_reads_slowly_loses_nothing_and_keeps_nobody() -> No
         router.dispatcher.takes = True
         reader, writer = await asyncio.open_connection("127.0.0.1", router.port, limit=1 << 16)
         body = orjson.dumps({"model": "m", "prompt": "p", "stream": True, "max_tokens": 10**6})
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
+        head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         async with asyncio.timeout(30):
             await reader.readuntil(b"\r\n\r\n")
             while router.dispatcher.num_taken < 1000:
