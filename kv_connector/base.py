@@ -1,16 +1,17 @@
-"""The contract of a KV connector: it moves framed blocks, and knows nothing of what is common to all of them.
+"""The contract of a KV connector: it moves framed blocks from node to node, and does nothing else.
 
-A frame is a header (bytes, made and checked by `header.py`) and a payload (a buffer of `bytes_per_block` bytes, or what
-a codec made of it). Identity, checksums, leases, waiting for promises, deadlines, retry and metrics live once, in
-`sender.py` and `receiver.py`, above every connector.
+A frame is a header (bytes, made and checked by `header.py`) and a payload (the `bytes_per_block` bytes of a block, or
+what a codec made of them). Identity, checksums, leases, waiting for promised blocks, deadlines, retries and metrics are
+the same for all connectors, and live above them in `sender.py` and `receiver.py` (the core).
 
-Two kinds:
-    peer    (memory, tcp)             serves blocks out of the sender's own cache; the sender keeps them leased until
-                                      the receiver and the transport have let go
-    store   (redis, shared_storage)   takes a copy: the sender is free as soon as `put` returns, and anybody may
-                                      fetch by content hash later
+There are two kinds of connector:
+    peer    (tcp, nixl, mooncake)     serves blocks out of the sender's own cache; they stay leased until the receiver
+                                      and the transport have let go of them
+    store   (redis, shared_storage)   takes copies: the sender's blocks are free as soon as `put` returns, and any node
+                                      may fetch them later by content hash
 
-All methods run on the node's event loop. They raise `KVTransferError` for what may be tried again or done without.
+All methods run on the node's event loop. They raise `KVTransferError` if something did not work this time; the core
+tries again, or computes the blocks.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
@@ -21,11 +22,11 @@ from kvasir.engine.blocks import BlockId, KVLayout
 
 TransferId = NewType("TransferId", str)
 BlockKey = NewType("BlockKey", bytes)  # 32 bytes: a content hash, or `transfer_key(transfer_id, index)`
-StoreKey = NewType("StoreKey", str)  # a block key, and what else tells stored blocks apart; only [0-9a-z-]
+StoreKey = NewType("StoreKey", str)  # a block key, the block's form and its heads (`header.store_key`); [0-9a-z-]
 
 CODEC_NONE, CODEC_LOSSLESS, CODEC_AUTO = "none", "lossless", "auto"  # auto: one of these two
 LOSSY = ("fp16", "int8", "fp8")
-CODECS = (CODEC_NONE, CODEC_LOSSLESS, *LOSSY)  # what a header may name
+CODECS = (CODEC_NONE, CODEC_LOSSLESS, *LOSSY)  # those that a header may name
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 _LOSSY_FORMS = {f"{codec}-{dtype}" for codec in LOSSY for dtype in DTYPES if dtype != "int8"}
 STORED_FORMS = frozenset(_LOSSY_FORMS | {f"exact-{dtype}" for dtype in DTYPES})
@@ -46,7 +47,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """Names one attempt to compute a prompt's KV, and says where its blocks will be."""
+    """What a decode node needs to fetch a prompt's blocks: the name of this attempt, and where the blocks will be."""
 
     transfer_id: TransferId
     connector: str
@@ -54,7 +55,7 @@ class Ticket:
     stored_as: str = ""  # stores: the sender's form, part of its blocks' keys; empty: exact, in the receiver's dtype
 
     def __post_init__(self) -> None:
-        """It may have come over the wire: what it names is remembered, told to others, and connected to."""
+        """Check the bounds: a ticket may come over the wire, and its names are kept, passed on and connected to."""
         num_bytes = len(self.transfer_id.encode())
         if num_bytes > MAX_TRANSFER_ID_BYTES:
             raise ValueError(f"a transfer's name has at most {MAX_TRANSFER_ID_BYTES} bytes, got {num_bytes}")
@@ -66,7 +67,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class KVBlock:
-    """One block of a request's KV: to be sent out of this node's cache, or to come into it."""
+    """One block of a request, to be sent out of this node's cache or to be fetched into it."""
 
     index: int  # in the request's block table
     key: BlockKey
@@ -75,7 +76,7 @@ class KVBlock:
 
 
 class BlockHeader(NamedTuple):
-    """Says what a payload is."""
+    """Describes a payload. A receiver checks every field before it uses the payload."""
 
     kv_identity: bytes
     layout: KVLayout
@@ -92,18 +93,18 @@ class Frame(NamedTuple):
     payload: memoryview  # of bytes, contiguous
 
 
-Land = Callable[[StoreKey, Frame], None]  # on any thread
+Land = Callable[[StoreKey, Frame], None]  # takes in a frame; callable on any thread
 
 
 class BlockPacking(Protocol):
-    """Lossy codecs where the blocks lie, so that fewer bytes come out of a GPU or go into it. For any thread."""
+    """Lossy codecs that run on the device that holds the blocks, so that fewer bytes cross its bus. For any thread."""
 
     def read_packed(self, block_id: BlockId, codec: str, out: memoryview) -> None:
-        """Fill `out`: the payload but for its tag. Codec: fp16, int8 or fp8."""
+        """Fill `out` with the block's payload, without its tag. codec: fp16, int8 or fp8."""
         ...
 
     def write_packed(self, block_id: BlockId, codec: str, packed: memoryview) -> None:
-        """Fill the block, in its own dtype."""
+        """Fill the block from a payload without its tag, converted to the block's own dtype."""
         ...
 
 
@@ -115,11 +116,11 @@ class BlockMemory(Protocol):
 
     @property
     def pool(self) -> memoryview | None:
-        """[blocks, bytes of a block], contiguous, of bytes; None where the blocks do not lie in host memory."""
+        """[blocks, bytes of a block] uint8, contiguous; None if the blocks are not in host memory."""
         ...
 
     def read(self, block_id: BlockId) -> memoryview:
-        """The block's bytes, without a copy where the cache is in host memory. Valid while the block is held."""
+        """The block's bytes; not a copy if the cache is in host memory. Valid while the block is held."""
         ...
 
     def write(self, block_id: BlockId, payload: memoryview) -> None:
@@ -128,43 +129,43 @@ class BlockMemory(Protocol):
 
     @property
     def packing(self) -> BlockPacking | None:
-        """None: whoever reads and writes the blocks packs them."""
+        """None: the codecs run on the host, on what `read` and `write` move."""
         ...
 
 
 class BlockSource(Protocol):
-    """What a peer connector asks the sender's core for, when a receiver wants a block."""
+    """Where a peer connector gets the blocks that receivers ask for. `KVSender` is one."""
 
     @property
     def pool(self) -> memoryview | None:
-        """`BlockMemory.pool`, for connectors that register memory. A payload may lie elsewhere all the same."""
+        """`BlockMemory.pool`, for connectors that register memory. Payloads may lie elsewhere: packed ones do."""
         ...
 
     def borrow(self, transfer_id: TransferId, key: BlockKey) -> Frame | None:
-        """The block, which stays untouched until `give_back`; None if it is not (or no longer) there."""
+        """The block's frame, which does not change until `give_back`; None if it is not, or no longer, there."""
         ...
 
     def give_back(self, transfer_id: TransferId, key: BlockKey) -> None:
-        """The transport has let go of the payload. Exactly once for each frame borrowed."""
+        """The transport has let go of the payload. Call it exactly once for each frame borrowed."""
         ...
 
     def released(self, transfer_id: TransferId) -> None:
-        """The receiver has all that it wants."""
+        """The receiver wants nothing more of this transfer."""
         ...
 
     def keep_alive(self, transfer_id: TransferId) -> None:
-        """The receiver is still at it: the lease begins anew."""
+        """The receiver still wants the blocks: their lease begins anew."""
         ...
 
 
 class PeerConnector(Protocol):
-    """From one node's memory to another's."""
+    """Moves blocks from one node's memory to another's."""
 
     name: str
     is_store: Literal[False]
 
     async def open(self, source: BlockSource, max_payload_bytes: int) -> None:
-        """Bind, start tasks, serve `source`. No payload is ever larger than `max_payload_bytes`."""
+        """Listen, and serve the blocks of `source`. A payload of more than `max_payload_bytes` is to be refused."""
         ...
 
     async def close(self) -> None:
@@ -177,30 +178,30 @@ class PeerConnector(Protocol):
         ...
 
     def fetch(self, ticket: Ticket, keys: Sequence[BlockKey]) -> AsyncGenerator[tuple[BlockKey, Frame | None]]:
-        """Yield the frames as they land, in any order; None for one that is not there. Ends after the last key.
+        """Yield each key with its frame, in the order of arrival; None if the sender does not have the block.
 
-        A frame's payload is valid until the next one is asked for: the caller copies it to its place. Closing the
-        generator early stops the transfer.
+        A payload is valid until the next frame is asked for, by when the caller has copied it. The caller may close the
+        generator early, which stops the transfer. Raises KVTransferError.
         """
         ...
 
     async def release(self, ticket: Ticket) -> None:
-        """Receiver side: nothing more of this ticket is wanted. Best effort."""
+        """Receiver side: tell the sender that nothing more of this ticket is wanted. Best effort."""
         ...
 
     async def keep_alive(self, ticket: Ticket) -> None:
-        """Receiver side: more of this ticket will be wanted. Best effort."""
+        """Receiver side: tell the sender that more of this ticket will be wanted. Best effort."""
         ...
 
 
 class StoreConnector(Protocol):
-    """To a place that several nodes share, and from there."""
+    """Moves blocks to and from a place that several nodes share."""
 
     name: str
     is_store: Literal[True]
 
     async def open(self, source: BlockSource, max_payload_bytes: int) -> None:
-        """Get ready; a store that is away at the moment is no reason to fail. A store never borrows."""
+        """Get ready. Do not fail only because the store cannot be reached now. A store never uses `source`."""
         ...
 
     async def close(self) -> None: ...
@@ -211,31 +212,31 @@ class StoreConnector(Protocol):
         ...
 
     async def put(self, frames: Iterable[tuple[StoreKey, Frame]]) -> None:
-        """Write the frames; when this returns, they can be fetched by anybody.
+        """Write the frames. When this returns, any node can fetch them.
 
-        A frame may be made only when it is asked for, on whichever thread that happens: one at a time, and soon
-        written, is best. However this ends (return, error, cancellation), nothing reads the payloads afterwards.
+        `frames` may make each frame only when it is asked for, on the thread that asks. So take one, write it, and then
+        take the next. Nothing may read the payloads after this has ended, be it by return, error or cancellation.
         """
         ...
 
     async def contains(self, keys: Sequence[StoreKey]) -> list[bool]:
-        """Which of the keys are there now."""
+        """For each key, whether it is there now."""
         ...
 
     def fetch(
         self, keys: Sequence[StoreKey], *, land: Land | None = None
     ) -> AsyncGenerator[tuple[StoreKey, Frame | None]]:
-        """As a peer's `fetch`.
+        """As `PeerConnector.fetch`.
 
-        land: a connector that reads on threads may call it there with each frame, before it yields it, and then need
-        not keep the payload: so blocks are checked and copied by the thread in whose cache they are. Never after the
-        generator has been closed. It may be left alone.
+        A connector that reads on threads may call `land` there with each frame, before it yields the frame. Then the
+        block is checked and copied by the thread that has just read it, while it is in the CPU's cache, and its payload
+        need not be kept. `land` must not be called after the generator has been closed. Using it is optional.
         """
         ...
 
     async def discard(self, keys: Sequence[StoreKey]) -> None:
-        """What is stored there has proved unusable."""
+        """Remove these blocks: what is stored under their keys has proved unusable."""
         ...
 
 
-KVConnector = PeerConnector | StoreConnector  # what a third party implements one of; `is_store` tells them apart
+KVConnector = PeerConnector | StoreConnector  # `is_store` tells which

@@ -1,12 +1,12 @@
-"""The packings that codecs are made of: what travels instead of a block's own bytes.
+"""The payloads of the codecs: what travels in place of a block's own bytes.
 
     lossless    tag | length of each plane, 4 bytes little-endian | planes, each as a zstd frame, or as it is
     fp16        tag | values as float16
     int8        tag | scales as float32 [R] | values as int8 [R, D]        R: layers, keys and values, heads, tokens
     fp8         tag | scales as float32 [R] | values as float8 e4m3 [R, D]
 
-The tag says the codec once more, so that no payload is ever taken for another codec's. Each token of each head has
-its own scale, so what lies behind the last valid token of a block changes nothing before it.
+The tag names the codec, so that no payload is ever decoded by another codec. Each token of each head has a scale of its
+own, so the unused tokens at the end of a partial block do not affect the others.
 """
 
 import threading
@@ -45,12 +45,12 @@ class BadPayload(ValueError):
 
 
 def bytes_of(layout: KVLayout, dtype: str | None = None) -> int:
-    """Of a block, in the layout's dtype or another."""
+    """The size of a block in bytes, in the layout's dtype or in another."""
     return num_rows(layout) * row_bytes(dtype or layout.dtype, layout.head_dim)
 
 
 def planes_of(layout: KVLayout) -> tuple[int, int]:
-    """How many byte planes a block has, of how many bytes each. Of int8 it is one, scales and all."""
+    """How many byte planes a block is split into, and the bytes of each. An int8 block, scales and all, is one."""
     width = VALUE_BYTES[layout.dtype]
     return width, bytes_of(layout) // width
 
@@ -60,26 +60,26 @@ def num_values(layout: KVLayout) -> int:
 
 
 def num_rows(layout: KVLayout) -> int:
-    """One for the key, and one for the value, of each token of each head of each layer."""
+    """Rows of `head_dim` values: one key and one value for each token, head and layer."""
     return 2 * layout.num_layers * layout.num_kv_heads * layout.block_size
 
 
 def empty_payload(codec: str, layout: KVLayout) -> Bytes:
-    """To be filled behind its tag; for codecs whose payloads are of one size."""
+    """A payload with only its tag written, for codecs whose payloads all have one size."""
     payload = np.empty(payload_sizes(codec, layout)[0], np.uint8)
     payload[:TAG_BYTES] = _tag(codec)
     return payload
 
 
 def without_tag(codec: str, payload: Bytes) -> Bytes:
-    """The payload's own memory. BadPayload: it is another codec's, or nobody's."""
+    """A view of the payload behind its tag. Raises BadPayload if the tag is not this codec's."""
     if bytes(payload[:TAG_BYTES]) != _TAGS[codec]:
         raise BadPayload(f"begins with {bytes(payload[:TAG_BYTES])!r}, wanted {_TAGS[codec]!r}")
     return payload[TAG_BYTES:]
 
 
 def pack_lossless(values: Bytes, layout: KVLayout) -> Bytes:
-    """The bytes of rank k of all values together: exponents shrink to a third, the rest is noise and stays."""
+    """Compress byte planes: plane k has byte k of every value. Exponents shrink to a third; the rest is noise."""
     planes = np.empty(planes_of(layout), np.uint8)
     if len(planes) == 1:
         planes[0] = values
@@ -87,7 +87,7 @@ def pack_lossless(values: Bytes, layout: KVLayout) -> Bytes:
         split_planes(values, planes)
     packed = [_shrink(plane) for plane in planes]
     if TAG_BYTES + sum(4 + len(plane) for plane in packed) >= bytes_of(layout):
-        packed = list(planes)  # and so no payload is as long as the block itself, and could be taken for one
+        packed = list(planes)  # so no payload has the length of the block itself, and could be taken for one
     lengths = np.array([len(plane) for plane in packed], "<u4")
     return np.concatenate([_tag("lossless"), lengths.view(np.uint8), *packed])
 
@@ -142,7 +142,7 @@ def unpack_scaled(codec: str, payload: Bytes, layout: KVLayout) -> Bytes:
 
 @lru_cache(maxsize=64)
 def payload_sizes(codec: str, layout: KVLayout) -> range:
-    """How many bytes a block can have on its way, by what is known before it is read; none: no block is packed so."""
+    """The sizes that a payload of this codec can have. Empty if the codec does not pack such blocks."""
     if codec in LOSSY and layout.dtype == "int8":
         return range(0)
     if codec == CODEC_LOSSLESS:
@@ -155,7 +155,7 @@ def payload_sizes(codec: str, layout: KVLayout) -> range:
 
 
 def as_dtype(values: Bytes, dtype: str, wanted: str, layout: KVLayout) -> Bytes:
-    """A block's bytes in `dtype` -> in another; themselves where that is theirs. The layout's own dtype is not used."""
+    """Convert a block's bytes from one dtype to another; the same array if they are equal. Ignores `layout.dtype`."""
     if dtype == wanted:
         return values
     if dtype == "int8":
@@ -182,10 +182,10 @@ def _tag(codec: str) -> Bytes:
 
 
 def _shrink(plane: Bytes) -> Bytes:
-    """A zstd frame; the plane itself where that is no shorter."""
+    """A zstd frame, or the plane itself if that is no longer."""
     if not hasattr(_local, "compressor"):
-        # Level 1, but that repeats are looked for in no earnest: exponents have few values and no order. So their
-        # entropy coder is all that runs: twice as fast, and a tenth shorter than with what the level looks for.
+        # Level 1, but with hardly any search for repeats, since exponents have few values and no order. So almost only
+        # the entropy coder runs, which is twice as fast, and a tenth shorter, than level 1 as it is.
         parameters = zstandard.ZstdCompressionParameters.from_level(
             1, window_log=19, hash_log=6, min_match=7, strategy=zstandard.STRATEGY_FAST, write_checksum=False
         )
@@ -195,7 +195,7 @@ def _shrink(plane: Bytes) -> Bytes:
 
 
 def _expand(packed: Bytes, size: int) -> Bytes:
-    """Exactly `size` bytes; a frame that says or holds anything else is refused before memory is taken for it."""
+    """Exactly `size` bytes. A frame that announces another size is refused before memory is allocated for it."""
     if len(packed) == size:
         return packed
     if not hasattr(_local, "decompressor"):

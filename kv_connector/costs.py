@@ -1,7 +1,7 @@
-"""Fetch, or compute here? What sources have been measured to give, and the rule that weighs it. Pure: it has no clock
-of its own, and does nothing.
+"""Fetch a block, or compute it here? The measured rate of each source, and the rule that weighs the two.
 
-Bandwidth is counted in bytes of blocks as they lie in this node's cache, whatever a codec makes of them on the way.
+Pure: no clock of its own, no I/O. Bandwidth counts the bytes of blocks as they lie in this node's cache, not the fewer
+bytes that a codec may send.
 """
 
 from collections import OrderedDict
@@ -11,13 +11,13 @@ from functools import partial
 
 from kvasir.kv_connector.base import CODEC_LOSSLESS, CODEC_NONE
 
-# How long computing so many tokens here would take, the harm to others included; None: not known.
+# Tokens -> seconds that computing them here would take, including the delay of other requests; None: not known.
 ComputeCost = Callable[[int], float | None]
 
-_FORGETTING = 0.7  # what a measurement keeps of its weight when the next one comes
-_MIN_SECONDS = 0.2  # less says nothing of a bandwidth, unless it is of many blocks
+_FORGETTING = 0.7  # the share of its weight that a measurement keeps when the next one comes
+_MIN_SECONDS = 0.2  # a bandwidth is believed after this time, or after so many blocks
 _MIN_BLOCKS = 8
-_NUM_SOURCES = 256
+_NUM_SOURCES = 256  # meters kept
 _NO_CODEC_PAYS_BYTES_PER_S = 1e9
 
 
@@ -32,19 +32,21 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostRule:
-    """When fetching is given up for computing."""
+    """When to give up fetching and compute."""
 
-    always_fetch_s: float = 0.1  # what takes less is not worth a thought
-    patience_s: float = 2.0  # a transfer that is under way has this long to show how fast it is
-    forget_after_s: float = 10.0  # then a source that was too slow is tried again
+    always_fetch_s: float = 0.1  # a fetch that is expected to take less is never given up
+    patience_s: float = 2.0  # a transfer that has begun has this long to show how fast it is
+    forget_after_s: float = 10.0  # after this, a source that was too slow is tried again
 
     def is_worth_fetching(self, fetch_s: float, compute_s: float | None) -> bool:
-        """Where the cost of computing is not known, fetching is what was asked for."""
+        """compute_s None: unknown, and then fetching is right."""
         return compute_s is None or fetch_s <= max(self.always_fetch_s, compute_s)
 
     def give_up_after_s(self, compute_s: float | None) -> float:
-        """Since the last block that landed. Who has waited for as long as computing takes has lost no more than that
-        by waiting, and by then nothing says that the next block is near."""
+        """Seconds to wait after a block for the next one: as long as computing would take, but at least `patience_s`.
+
+        Waiting in vain then costs no more than computing does, and nothing suggests any longer that a block is near.
+        """
         return float("inf") if compute_s is None else max(self.patience_s, compute_s)
 
 
@@ -52,7 +54,8 @@ ALWAYS_FETCH = CostRule(always_fetch_s=float("inf"), patience_s=float("inf"))  #
 
 
 class RateMeter:
-    """One source. What is older counts less, and what is too old is measured anew by whoever asks next."""
+    """The rate of one source. Older measurements count less; a rate that is too old is measured anew by whoever asks
+    next."""
 
     def __init__(self, bytes_per_block: int, forget_after_s: float, clock: Callable[[], float]) -> None:
         self._min_bytes = _MIN_BLOCKS * bytes_per_block
@@ -66,7 +69,7 @@ class RateMeter:
 
     @property
     def rate(self) -> Rate | None:
-        """As last measured; None: too little to tell."""
+        """As last measured, however long ago; None: too little has been measured."""
         if self._num_bytes < self._min_bytes and self._seconds < _MIN_SECONDS:
             return None
         return Rate(max(self._num_bytes, 1.0) / max(self._seconds, 1e-9), self._latency_s)
@@ -78,12 +81,12 @@ class RateMeter:
 
     @property
     def current(self) -> Rate | None:
-        """The same, but None as well once it is too old to go by, and nobody finds out yet how it is now."""
+        """The same, but None if it is too old, and nobody is measuring it again yet."""
         return None if self._clock() - self._measured_at_s >= self._forget_after_s else self.rate
 
     def ask(self) -> Rate | None:
-        """The same, of one who will fetch where he is told nothing, and so finds out; others go by the old value
-        until he has."""
+        """As `current`, for a caller that will fetch if it gets None. Its fetch measures the rate anew; until then,
+        other callers get the old rate."""
         rate = self.current
         if rate is None and self.rate is not None:
             self._measured_at_s = self._clock()
@@ -91,7 +94,7 @@ class RateMeter:
         return rate
 
     def note(self, num_bytes: int, seconds: float) -> None:
-        """So many bytes came in a time in which nothing but the source was waited for."""
+        """So many bytes came in so many seconds, in which nothing but the source was waited for."""
         kept = 0.0 if self._is_stale else _FORGETTING
         self._num_bytes = kept * self._num_bytes + num_bytes
         self._seconds = kept * self._seconds + seconds
@@ -99,13 +102,13 @@ class RateMeter:
         self._is_stale = False
 
     def note_latency(self, seconds: float) -> None:
-        """From asking to the first block; to be noted before what came after it."""
+        """Seconds from asking to the first block. Call it before `note` for the blocks after that one."""
         old = seconds if self._is_stale else self._latency_s or seconds
         self._latency_s = _FORGETTING * old + (1 - _FORGETTING) * seconds
 
 
 class Rates:
-    """A meter for each source by its name, the ones used last."""
+    """A meter for each source, by name. The least recently used are forgotten."""
 
     def __init__(self, bytes_per_block: int, forget_after_s: float, clock: Callable[[], float]) -> None:
         self._bytes_per_block = bytes_per_block
@@ -121,7 +124,7 @@ class Rates:
 
     @property
     def mean_block_s(self) -> float:
-        """What one block takes to come, by the mean bandwidth of what has been measured; 0: nothing has been."""
+        """Seconds per block at the mean bandwidth of all sources; 0 if nothing has been measured."""
         bandwidths = [rate.bandwidth_bytes_per_s for rate in self.known().values()]
         return self._bytes_per_block * len(bandwidths) / sum(bandwidths) if bandwidths else 0.0
 
@@ -131,16 +134,17 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class CodecSpeed:
-    """What encoding was measured to do; decoding is taken to be as fast."""
+    """Measured while encoding. Decoding is assumed to be as fast."""
 
     bytes_per_s: float
     ratio: float  # size before / size after
 
 
 def choose_codec(bandwidth_bytes_per_s: float | None, lossless: CodecSpeed | None) -> str:
-    """`auto`: lossless where packing and unpacking take less time than they save on the way.
+    """The codec setting `auto`: lossless if packing and unpacking take less time than the smaller block saves.
 
-    Without a measurement of the way, nothing is packed; without one of the codec, a slow way is reason to take one.
+    While the bandwidth is not known, nothing is packed. While the codec's speed is not known, it is used if the
+    bandwidth is low, which measures it.
     """
     if bandwidth_bytes_per_s is None or bandwidth_bytes_per_s >= _NO_CODEC_PAYS_BYTES_PER_S:
         return CODEC_NONE

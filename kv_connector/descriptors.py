@@ -1,11 +1,11 @@
-"""Files and sockets by their descriptors: closed in time, read and written to the end. All calls block, and raise
+"""Files and sockets by their descriptors: closed reliably, read and written completely. All calls block, and raise
 OSError."""
 
 import os
 
 
 class Descriptor:
-    """A descriptor until the end of a `with`. Not made of a generator, which takes as long as opening a file."""
+    """Closes a descriptor at the end of a `with`. No `contextmanager`, which would cost as much as opening a file."""
 
     __slots__ = ("_descriptor",)
 
@@ -20,7 +20,7 @@ class Descriptor:
 
 
 def write_all(file: int, parts: list[memoryview]) -> None:
-    """Empties the list."""
+    """Write all parts, in order. Empties the list."""
     while parts:
         num_written = os.writev(file, parts)
         while parts and num_written >= parts[0].nbytes:
@@ -30,7 +30,7 @@ def write_all(file: int, parts: list[memoryview]) -> None:
 
 
 def read_all(file: int, into: memoryview) -> int:
-    """How many bytes there were; no more than find room."""
+    """Read to the end of the file, or until `into` is full. Returns the number of bytes."""
     num_read = 0
     while num_read < into.nbytes and (num_more := os.readv(file, [into[num_read:]])):
         num_read += num_more

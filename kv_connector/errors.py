@@ -1,11 +1,11 @@
-"""What is wrong with a frame or a peer, by name."""
+"""Errors of frames and peers."""
 
 from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector.metrics import MissReason
 
 
 class BadFrame(Exception):
-    """A block that came must not be used; `reason` is the name under which that is counted."""
+    """A block that has arrived must not be used. `reason` is how it is counted."""
 
     def __init__(self, reason: MissReason, message: str) -> None:
         super().__init__(message)

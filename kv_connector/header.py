@@ -1,8 +1,8 @@
-"""What stands before every payload, and what a receiver checks before it believes either.
+"""The header in front of every payload, and the checks that a block must pass before it is used.
 
     header      b"KVB1" | xxh3-64 of the message, little-endian | proto BlockHeader
 
-The header is covered by a checksum of its own, so that a flipped bit is a damaged header, and not another epoch.
+The header has a checksum of its own, so that a flipped bit is reported as a damaged header, not as another epoch, say.
 """
 
 from typing import NamedTuple
@@ -32,13 +32,13 @@ _PREFIX_BYTES = len(MAGIC) + 8
 
 
 class Expected(NamedTuple):
-    """What a block must be, to be taken for the one that is wanted."""
+    """What the header of the wanted block must say."""
 
     kv_identity: bytes
     layout: KVLayout
     key: BlockKey
     num_tokens: int
-    sender_epoch: str | None = None  # None: whoever made it
+    sender_epoch: str | None = None  # None: any sender
 
 
 def checksum_of(payload: memoryview) -> int:
@@ -61,9 +61,9 @@ def unpack(data: bytes) -> BlockHeader:
 
 
 def verify(frame: Frame, expected: Expected) -> BlockHeader:
-    """The frame's header, once all of it is as it should be; else BadFrame names the first thing that is not.
+    """Check the frame, and return its header. Raises BadFrame, which names the first thing that is wrong.
 
-    The sender's dtype and codec may be any that are known: `codec.decode` turns the payload into what is wanted.
+    The sender's dtype and codec may be any that are known: `codec.decode` converts the payload.
     """
     header = unpack(frame.header)
     check_header(header, expected)
@@ -72,7 +72,7 @@ def verify(frame: Frame, expected: Expected) -> BlockHeader:
 
 
 def check_header(header: BlockHeader, expected: Expected) -> None:
-    """Everything that is known before the payload is there: a size that its layout cannot need is refused by then."""
+    """Check what can be known before the payload arrives, such as a size that the layout cannot have."""
     wrong = _first_difference(header, expected)
     if wrong is not None:
         reason, found = wrong
@@ -99,7 +99,7 @@ def _first_difference(header: BlockHeader, expected: Expected) -> tuple[MissReas
 
 
 def check_payload(header: BlockHeader, payload: memoryview) -> None:
-    """That the payload is the one that the header speaks of."""
+    """Check that the payload is the one that the header describes."""
     if payload.nbytes != header.payload_bytes:
         raise BadFrame(MissReason.TRUNCATED, f"payload has {payload.nbytes} bytes of {header.payload_bytes}")
     if checksum_of(payload) != header.checksum:
@@ -107,10 +107,10 @@ def check_payload(header: BlockHeader, payload: memoryview) -> None:
 
 
 def store_key(key: BlockKey, layout: KVLayout, form: str | None = None) -> StoreKey:
-    """Blocks of one content hash may be stored exactly and by lossy codecs, and in ranges of heads.
+    """The key of a stored block. A block with one content hash may be stored in several forms and ranges of heads.
 
-    form: what `codec.stored_as` gives, of whoever stored it; None: exact, in this layout's dtype. ValueError if it is
-    not one that exists: it may have come over the wire, and names of files are made of it.
+    form: what `codec.stored_as` gives for the node that stored it; None: exact, in this layout's dtype. Raises
+    ValueError if there is no such form: it may come over the wire, and file names are made of it.
     """
     form = form or stored_as(CODEC_NONE, layout)
     if form not in STORED_FORMS:

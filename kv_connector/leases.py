@@ -1,12 +1,12 @@
-"""Blocks pinned for a receiver, each with one reference that is given back exactly once.
+"""Blocks that are held for a receiver. Each has one reference, which is given back exactly once.
 
     grant --> leased --> free          when the transfer ends: released, aborted or expired
                  |  ^
-          borrow |  | give_back        the transport reads the block
+          borrow |  | give_back        the transport is reading the block
                  v  |
               borrowed --> free        at its last give_back, if the transfer has ended meanwhile
 
-Pure: it knows no pool and no clock of its own, and returns the blocks whose reference is to be given back.
+Pure: no pool and no clock of its own. Methods return the blocks whose reference the caller has to give back.
 """
 
 from collections import OrderedDict
@@ -25,7 +25,7 @@ class LeasedBlock:
     block_id: BlockId
     num_tokens: int
     num_borrowed: int = 0
-    payload_bytes: list[int] = field(default_factory=list)  # as it was packed, each time that it is borrowed now
+    payload_bytes: list[int] = field(default_factory=list)  # size of each payload that is borrowed now
 
 
 @dataclass(eq=False, slots=True)
@@ -40,7 +40,7 @@ class Leases:
         self._lease_s = lease_s
         self._clock = clock
         self._transfers: dict[TransferId, _Transfer] = {}
-        # So that what is published after the end, or released before the first block, is not leased for nothing.
+        # Remembered, so that blocks published after the end are not leased: a release may overtake the first block.
         self._ended: OrderedDict[TransferId, None] = OrderedDict()
 
     @property
@@ -52,15 +52,15 @@ class Leases:
         return len(self._transfers)
 
     def has(self, transfer_id: TransferId) -> bool:
-        """Some of its blocks are still here."""
+        """Whether some of the transfer's blocks are still held."""
         return transfer_id in self._transfers
 
     def borrowed(self, transfer_id: TransferId, key: BlockKey) -> LeasedBlock:
-        """One that has been borrowed and not given back."""
+        """A block that is borrowed now."""
         return self._transfers[transfer_id].blocks[key]
 
     def grant(self, transfer_id: TransferId, blocks: Sequence[LeasedBlock]) -> list[BlockId]:
-        """Lease the blocks. What is returned found no place: the transfer has ended, or has that key already."""
+        """Lease the blocks. Returns those that were refused: the transfer has ended, or holds that key already."""
         transfer = self._transfers.get(transfer_id) or _Transfer(0.0)
         if transfer_id in self._ended or transfer.has_ended:
             return [block.block_id for block in blocks]
@@ -92,7 +92,10 @@ class Leases:
             transfer.deadline_s = self._clock() + self._lease_s
 
     def end(self, transfer_id: TransferId) -> list[BlockId]:
-        """At once what no transfer is touching; the rest by `give_back`. Ending twice, or early, is fine."""
+        """End a transfer. Returns the blocks that no transport is reading; `give_back` returns the others later.
+
+        Ending twice, or before the first block, is fine.
+        """
         self._ended[transfer_id] = None
         while len(self._ended) > _NUM_ENDED_REMEMBERED:
             self._ended.popitem(last=False)
@@ -103,7 +106,7 @@ class Leases:
         return self._sweep(transfer_id)
 
     def expired(self) -> list[TransferId]:
-        """Transfers that nobody has kept alive: to be ended."""
+        """Transfers whose lease is over. The caller ends them."""
         now = self._clock()
         return [i for i, transfer in self._transfers.items() if not transfer.has_ended and transfer.deadline_s <= now]
 

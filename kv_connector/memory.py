@@ -1,4 +1,4 @@
-"""Within one process: the reference of what a peer connector does, and a test double for clusters without sockets."""
+"""The peer connector within one process: the reference for others, and for tests of clusters without sockets."""
 
 import itertools
 from collections.abc import AsyncGenerator, Sequence

@@ -1,4 +1,4 @@
-"""Plain counters of what crossed, and of what did not and why. A node exposes them; nothing here knows how."""
+"""Plain counters: which blocks were transferred, which were not, and why. The node exports them."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -6,15 +6,15 @@ from enum import Enum
 
 
 class MissReason(Enum):
-    """Why a block could not be used. The first group counts frames refused, the second blocks given up."""
+    """Why a block could not be used. The first group counts refused frames, the second blocks that were given up."""
 
-    HEADER = "header"  # not a header of ours, or damaged
-    IDENTITY = "identity"  # of another model
+    HEADER = "header"  # foreign or damaged
+    IDENTITY = "identity"  # another model's
     LAYOUT = "layout"
     KEY = "key"  # another block than was asked for
     TOKENS = "tokens"  # another number of tokens
     CODEC = "codec"
-    EPOCH = "epoch"  # the sender has restarted in between
+    EPOCH = "epoch"  # the sender has restarted during the transfer
     TRUNCATED = "truncated"
     CHECKSUM = "checksum"
 
@@ -28,7 +28,7 @@ class MissReason(Enum):
 
 @dataclass(eq=False, slots=True)
 class TransferMetrics:
-    """Of one node, both directions. Counts only ever rise; bytes are those that travel, as the codec made them."""
+    """One node's counters, both directions. They only rise. Bytes count what travels, after the codec."""
 
     # In: from peers and stores.
     transfers: int = 0
@@ -36,15 +36,15 @@ class TransferMetrics:
     bytes_fetched: int = 0
     transfer_s: float = 0.0
     overlapped_s: float = 0.0  # the part of `transfer_s` before the sender had published its last block
-    blocks_inexact: int = 0  # of those fetched: of another dtype or a lossy codec, so of use for one request only
+    blocks_inexact: int = 0  # of those fetched: from another dtype or a lossy codec, so not cached
     retries: int = 0
-    declined: int = 0  # transfers, or their rest, since computing was faster
+    declined: int = 0  # transfers given up, from the start or midway, because computing was faster
     misses: Counter[MissReason] = field(default_factory=Counter)
 
     # Out: lent to a peer's transport.
     blocks_sent: int = 0
     bytes_sent: int = 0
-    send_s: float = 0.0  # while a transport held any
+    send_s: float = 0.0  # time in which a transport held any block
     leases_expired: int = 0  # transfers
 
     # Out: written to a store.
@@ -52,7 +52,7 @@ class TransferMetrics:
     bytes_stored: int = 0
     store_s: float = 0.0
     blocks_already_stored: int = 0
-    blocks_not_stored: int = 0  # given up for want of a store, of time, or of room to wait
+    blocks_not_stored: int = 0  # given up: the store failed, time ran out, or too many were waiting
 
     failures: Counter[str] = field(default_factory=Counter)  # of calls to the store, by direction: reading, writing
 

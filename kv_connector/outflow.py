@@ -1,11 +1,11 @@
-"""How fast a transport takes what it is lent: measured over the time in which it holds anything."""
+"""How fast a transport sends the blocks that it is lent, measured over the time in which it holds any."""
 
 from collections.abc import Callable
 
 from kvasir.kv_connector.costs import RateMeter
 from kvasir.kv_connector.metrics import TransferMetrics
 
-_MAX_SAMPLE_S = 0.5  # a transport that never lets go of everything at once is measured all the same
+_MAX_SAMPLE_S = 0.5  # one sample ends after this, for transports that always hold some block
 
 
 class Outflow:

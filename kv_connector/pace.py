@@ -1,4 +1,4 @@
-"""How fast the blocks of one transfer come, and whether what is outstanding had better be computed here.
+"""How fast the blocks of one transfer arrive, and whether computing the outstanding ones here would be faster.
 
 asked ---- first lands -- lands ------ lands ........ nothing .......> given up
   |<-latency->|<------ bandwidth ------->|<- as long as computing ->|
@@ -12,11 +12,11 @@ from kvasir.kv_connector.costs import ComputeCost, CostRule, RateMeter
 
 
 class TooSlow(Exception):
-    """Computing what is outstanding is faster."""
+    """Computing the outstanding blocks here is faster than waiting for them."""
 
 
 class Pace:
-    """Of one transfer. `begin` and `end` stand around each time in which something is asked for and not yet there."""
+    """Measures one transfer. `begin` and `end` enclose each time in which blocks have been asked for."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Pace:
         self._num_landed = 0
 
     def check_before(self, blocks: Sequence[KVBlock]) -> None:
-        """By what the source was last measured to give. `blocks`: those that are asked for now, and all to come."""
+        """Raises TooSlow by the source's last measured rate. `blocks`: those asked for now, and all to follow."""
         rate = self._meter.ask()
         if rate is not None:
             self._check(rate.fetch_s(len(blocks) * self._bytes_per_block), blocks)
@@ -48,23 +48,23 @@ class Pace:
         self._num_landed = 0
 
     def landed(self) -> None:
-        """One more."""
+        """One more block has landed."""
         self._last_s = self._clock()
         self._first_s = self._last_s if self._first_s is None else self._first_s
         self._num_landed += 1
 
     def check(self, outstanding: Sequence[KVBlock]) -> None:
-        """By how fast blocks have come so far; `outstanding` have been asked for."""
+        """Raises TooSlow by the speed of this transfer so far. `outstanding`: blocks that have been asked for."""
         elapsed_s = self._last_s - self._began_s
         if self._num_landed and elapsed_s >= self._rule.patience_s:
             self._check(elapsed_s * len(outstanding) / self._num_landed, outstanding)
 
     def wait_s(self, blocks: Sequence[KVBlock]) -> float:
-        """How long to wait for the next one, from now. `blocks` would be given up."""
+        """How many seconds from now to wait for the next block, before giving up `blocks`."""
         return self._rule.give_up_after_s(self._compute_s(_num_tokens(blocks)))
 
     def end(self, *, is_stuck: bool) -> None:
-        """`is_stuck`: something was still outstanding, so that the time until now counts."""
+        """Note what was measured. `is_stuck`: blocks were still outstanding, so the time until now counts too."""
         end_s = self._clock() if is_stuck else self._last_s
         if self._first_s is not None:
             self._meter.note_latency(self._first_s - self._began_s)

@@ -1,4 +1,4 @@
-"""The receiving half of a node: wanted blocks are fetched as they are published, verified, and put in their place."""
+"""The receiving half of a node: fetches wanted blocks as they are published, checks them, puts them into the cache."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +22,11 @@ def _unknown(num_tokens: int) -> float | None:
 
 
 class KVReceiver:
-    """`compute_s` says what computing so many tokens here costs: where fetching is slower, the rest is given up."""
+    """Starts transfers into one node's KV cache, by ticket or from a store.
+
+    `compute_s(num_tokens)`, where a method takes it, is the time in seconds that computing so many tokens here would
+    take. A transfer that turns out slower than that is given up, and the rest of its blocks is reported as missing.
+    """
 
     def __init__(
         self,
@@ -44,7 +48,7 @@ class KVReceiver:
         self._transfers: set[IncomingTransfer] = set()
 
     async def close(self) -> None:
-        """Cancel what is under way. To be called before the sender's `close`."""
+        """Cancel all transfers. Call it before the sender's `close`, which closes the connector."""
         transfers = list(self._transfers)
         for transfer in transfers:
             transfer.cancel()
@@ -57,13 +61,13 @@ class KVReceiver:
 
     @property
     def num_outstanding_blocks(self) -> int:
-        """Published by their senders, and neither landed nor given up."""
+        """Blocks that have been published, and have neither landed nor been given up."""
         return sum(transfer.num_outstanding for transfer in self._transfers)
 
     def start(
         self, ticket: Ticket, wanted: Sequence[KVBlock], on_block: OnBlock, compute_s: ComputeCost = _unknown
     ) -> IncomingTransfer:
-        """Fetch these blocks of a ticket, each when `IncomingTransfer.progress` has said that it is published."""
+        """Fetch these blocks of a ticket, each once `IncomingTransfer.progress` has said that it is published."""
         if self._connector.is_store:
             source: Source = FromStore(self._connector, self._guard, self._parts.layout, self._form(ticket.stored_as))
         else:
@@ -73,7 +77,7 @@ class KVReceiver:
     def fetch_stored(
         self, wanted: Sequence[KVBlock], on_block: OnBlock, compute_s: ComputeCost = _unknown
     ) -> IncomingTransfer:
-        """Fetch blocks that a store was seen to have, without a ticket; exact ones of this node's dtype alone."""
+        """Fetch blocks that `lookup` has found in a store, without a ticket: exact blocks of this node's dtype only."""
         if not self._connector.is_store:
             raise ValueError(f"{self._connector.name} is no store: its blocks need a ticket")
         source = FromStore(self._connector, self._guard, self._parts.layout, self._own_form)
@@ -82,9 +86,9 @@ class KVReceiver:
         return self._track(transfer)
 
     async def lookup(self, keys: Sequence[BlockKey], stored_as: str = "") -> int:
-        """How many of the leading keys a store has; 0 where there is no store, or where it does not answer.
+        """How many of the first keys, without a gap, a store has. 0 if there is no store, or if it does not answer.
 
-        stored_as: of the ticket by which they would be fetched; without one, exact blocks of this node's dtype
+        stored_as: the form that the ticket names; without a ticket, exact blocks of this node's dtype.
         """
         if not (self._connector.is_store and keys and self._guard.is_open):
             return 0
@@ -100,7 +104,7 @@ class KVReceiver:
         return found.index(False) if False in found else len(found)
 
     def is_worth_fetching(self, num_blocks: int, compute_s: float | None) -> bool:
-        """Whether so many blocks are likely to come from the store in less time than computing them takes."""
+        """Whether so many blocks are likely to arrive from the store in less time than computing them would take."""
         rate = self.rates.of(self._connector.name).current
         if rate is None:
             return True
@@ -110,7 +114,7 @@ class KVReceiver:
         return is_worth
 
     def _form(self, stored_as: str) -> str:
-        """Under which a ticket's blocks are in a store."""
+        """The form under which a ticket's blocks are stored."""
         return stored_as or self._own_form
 
     def _track(self, transfer: IncomingTransfer) -> IncomingTransfer:

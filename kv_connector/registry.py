@@ -1,4 +1,4 @@
-"""Connectors by name, imported late: a missing optional library hurts nobody who does not use it."""
+"""Connectors by name. Each is imported only when chosen, so a missing optional library matters only to its users."""
 
 import logging
 from collections.abc import Callable
@@ -27,10 +27,10 @@ def connector_names() -> list[str]:
 
 
 def open_connector(settings: ConnectorSettings) -> KVConnector:
-    """Make the connector that `settings.name` names: ours, an installed one, or "module:Class".
+    """Make the connector that `settings.name` names: a built-in, an installed one, or "module:Class".
 
-    Its class is called with the settings. It touches the world only when `KVSender.start` opens it. Raises ValueError
-    or ImportError, which say in one line what is wrong; also for whatever somebody else's class raises.
+    Its class is called with the settings; nothing is opened before `KVSender.start`. Raises ValueError or ImportError
+    with one line that says what is wrong, also for whatever a third party's class raises.
     """
     name = settings.name
     if name in _BUILT_IN:

@@ -1,6 +1,7 @@
-"""The sending half of a node: what has been computed is published, block by block, and stays until it is let go.
+"""The sending half of a node: publishes computed blocks, and holds them until receivers and transport have let go.
 
-Whatever happens, each published block's one reference is given back exactly once, through `release_blocks`.
+The node hands one reference to each published block over to the sender. Whatever happens, the sender gives it back
+exactly once, through `release_blocks`.
 """
 
 import asyncio
@@ -61,7 +62,7 @@ class KVSender:
         self._expiry = asyncio.create_task(self._expire())
 
     async def close(self) -> None:
-        """Closes the connector too. All blocks have been given back after it, but those that a store hangs on."""
+        """Closes the connector too. Gives back all blocks, except those that a hanging store may still be reading."""
         if self._expiry is not None:
             self._expiry.cancel()
         if self._store is not None:
@@ -72,12 +73,12 @@ class KVSender:
 
     @property
     def stored_as(self) -> str:
-        """The form in which this node's blocks get into a store: what receivers must ask for."""
+        """The form in which this node writes blocks into a store, which receivers must ask for."""
         return self._encoder.form
 
     @property
     def num_leased_blocks(self) -> int:
-        """Held for others: leased, or being written to a store."""
+        """Blocks held for others: leased to receivers, or being written to a store."""
         return self._leases.num_blocks + (self._store.num_blocks if self._store is not None else 0)
 
     @property
@@ -86,19 +87,19 @@ class KVSender:
 
     @property
     def num_borrowed_blocks(self) -> int:
-        """That a transport reads now."""
+        """Blocks that a transport is reading now."""
         return self._outflow.num_lent
 
     @property
     def bandwidth_bytes_per_s(self) -> float | None:
-        """Of the way out, as last measured."""
+        """Of outgoing blocks, as last measured; None: not measured yet."""
         return self._outgoing.bandwidth_bytes_per_s
 
     def is_leased(self, transfer_id: TransferId) -> bool:
         return self._leases.has(transfer_id)
 
     async def publish(self, ticket: Ticket, blocks: Sequence[KVBlock]) -> None:
-        """Returns when the blocks can be fetched. They are ours from here on, also where this raises."""
+        """Take over these blocks, also if this raises. Returns once they can be fetched."""
         if self._store is not None:
             await self._store.write(blocks)
             return
@@ -106,17 +107,17 @@ class KVSender:
         self._give_back(self._leases.grant(ticket.transfer_id, leased))
 
     async def store(self, blocks: Sequence[KVBlock]) -> None:
-        """As `publish`, for a store alone, where nobody waits for the blocks."""
+        """As `publish`, without a ticket: for a store, when nobody is waiting for the blocks."""
         if self._store is None:
             raise ValueError(f"{self._connector.name} is no store")
         await self._store.write(blocks)
 
     def commit(self, transfer_id: TransferId) -> None:
-        """All blocks of the transfer are published."""
+        """All blocks of the transfer have been published: its lease begins anew."""
         self._leases.keep_alive(transfer_id)
 
     def abort(self, transfer_id: TransferId) -> None:
-        """Free at once what no transfer touches, and the rest at its end."""
+        """End the lease: free at once the blocks that no transport is reading, and the others when it lets go."""
         self._give_back(self._leases.end(transfer_id))
 
     # What a peer connector asks for: BlockSource.
@@ -129,7 +130,7 @@ class KVSender:
         block = self._leases.borrow(transfer_id, key)
         if block is None:
             return None
-        # However many receivers ask, packed copies take no more memory than this; beyond it, blocks go as they are.
+        # Bounds the memory that packed copies take, however many receivers ask: beyond it, blocks go unpacked.
         packs = self._outflow.num_bytes_lent < self._max_packed_bytes
         try:
             frame = self._encoder.frame(block.key, block.block_id, block.num_tokens, packs=packs)

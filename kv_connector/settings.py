@@ -1,4 +1,4 @@
-"""What a connector, a sender and a receiver can be told."""
+"""The settings of a connector, a sender and a receiver."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,24 +7,24 @@ from kvasir.kv_connector.base import CODEC_AUTO, CODECS
 from kvasir.kv_connector.costs import CostRule
 
 CODEC_SETTINGS = (CODEC_AUTO, *CODECS)
-_SLOWER_THAN_MEASURED = 0.25
-_SLOWER_THAN_UNMEASURED = 0.1  # at the least: what was measured of a stall is next to nothing, and no deadline
+_SLOWEST_OF_MEASURED = 0.25
+_SLOWEST_OF_MINIMUM = 0.1  # after a stall, the measured bandwidth is near zero, and would give no deadline at all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectorSettings:
     name: str = "tcp"  # or memory, redis, shared_storage, an entry point, or "module:Class"
 
-    codec: str = "none"  # of what this node sends, one of CODEC_SETTINGS; auto: none or lossless, by bandwidth
+    codec: str = "none"  # for blocks that this node sends; one of CODEC_SETTINGS
     costs: CostRule = field(default_factory=CostRule)
 
     # tcp
     listen_host: str = "127.0.0.1"
-    listen_port: int = 0  # 0: any free one
+    listen_port: int = 0  # 0: any free port
     advertise_host: str = ""  # where others reach this node, if not at `listen_host`
     secret: str = field(default="", repr=False)  # the cluster's; required off loopback
-    encryption: bool = False  # by CURVE, with keys derived from the secret; the same on all nodes
-    window_bytes: int = 16 << 20  # asked for and not yet taken in, per pair of nodes
+    encryption: bool = False  # ZeroMQ's CURVE, with keys derived from the secret; must be the same on all nodes
+    window_bytes: int = 16 << 20  # blocks asked for and not yet taken in, per pair of nodes
 
     # redis
     redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False)  # may hold a password
@@ -32,16 +32,16 @@ class ConnectorSettings:
 
     # shared_storage
     path: str = ""
-    kv_quota_bytes: int | None = None  # None: half of what its disk has free or the store has
+    kv_quota_bytes: int | None = None  # None: half of what is free on its disk plus what the store takes
 
     # stores
-    store_ttl_s: float = 3600.0  # since it was written or read last
-    store_backoff_s: float = 5.0  # a store that failed is left alone for so long
+    store_ttl_s: float = 3600.0  # a block expires this long after it was last written or read
+    store_backoff_s: float = 5.0  # a store that failed is not asked for this long
     lookup_timeout_s: float = 1.0
 
     lease_s: float = 30.0
-    # A published block is given up after base + bytes outstanding / bandwidth: a quarter of what was measured, but no
-    # less than a tenth of the one below; before there is a measurement, the one below.
+    # A published block is given up after base + outstanding bytes / bandwidth. That bandwidth is a quarter of the one
+    # measured, but at least a tenth of the minimum below; before anything has been measured, it is the minimum.
     fetch_timeout_base_s: float = 5.0
     min_bandwidth_bytes_per_s: float = 32e6
 
@@ -63,8 +63,8 @@ class ConnectorSettings:
             raise ValueError(f"min_bandwidth_bytes_per_s must be positive, got {self.min_bandwidth_bytes_per_s}")
 
     def transfer_allowance_s(self, num_bytes: int, bandwidth_bytes_per_s: float | None = None) -> float:
-        """How long so many bytes may take before they are given up."""
+        """How many seconds a transfer of so many bytes may take before it is given up."""
         slowest = self.min_bandwidth_bytes_per_s
         if bandwidth_bytes_per_s is not None:
-            slowest = max(_SLOWER_THAN_UNMEASURED * slowest, _SLOWER_THAN_MEASURED * bandwidth_bytes_per_s)
+            slowest = max(_SLOWEST_OF_MINIMUM * slowest, _SLOWEST_OF_MEASURED * bandwidth_bytes_per_s)
         return self.fetch_timeout_base_s + num_bytes / slowest

@@ -21,20 +21,20 @@ LandBlock = Callable[[BlockKey, Frame], None]
 
 
 class Source(Protocol):
-    """Where blocks come from: a peer by ticket, or a store."""
+    """Where the blocks of one transfer come from, and how to report what went wrong there."""
 
-    name: str  # for the log, and for what is remembered of its speed
-    lost: MissReason  # what it is called when the source fails as a whole
-    has_one_epoch: bool  # all blocks of a transfer come from one process
-    form: str | None  # of a store's blocks; None: a peer's headers say it
+    name: str  # for the log, and for its entry in `Rates`
+    lost: MissReason  # how blocks are counted that are missing because the whole source failed
+    has_one_epoch: bool  # whether all blocks of a transfer must come from one process
+    form: str | None  # the only form that is accepted from a store; None: any, as a peer's headers say
 
     def fetch(self, keys: Sequence[BlockKey], land: LandBlock) -> AsyncGenerator[tuple[BlockKey, Frame | None]]:
-        """land: for connectors that read on threads."""
+        """As the connectors' `fetch`. `land` is for connectors that read on threads."""
         ...
 
     async def keep_alive(self) -> None: ...
     async def finish(self, unusable: Sequence[BlockKey]) -> None:
-        """Nothing more is wanted; these keys gave unusable blocks twice."""
+        """Nothing more is wanted. `unusable` are keys whose blocks arrived damaged or wrong twice."""
         ...
 
     def timed_out(self) -> None:
@@ -45,19 +45,19 @@ class Source(Protocol):
 
 
 async def keep_alive(source: Source, every_s: float) -> None:
-    """Beside all else: also while one block takes its time, and while nothing is published for long."""
+    """Keep the lease alive, on a task of its own: also while one block takes long, or none is published for long."""
     while True:
         await asyncio.sleep(every_s)
         try:
             await source.keep_alive()
         except KVTransferError as error:
-            log.debug("%s cannot be told to wait: %s", source.name, error)  # a promise stays one all the same
+            log.debug("%s cannot be told to wait: %s", source.name, error)  # the transfer goes on all the same
         except Exception:
             log.exception("%s cannot be told to wait, in an unforeseen way", source.name)
 
 
 class FromPeer:
-    """A ticket's blocks, out of the memory of the node that computed them."""
+    """The blocks of a ticket, out of the memory of the node that computes them."""
 
     has_one_epoch = True
     form: str | None = None
@@ -90,7 +90,7 @@ class FromPeer:
 
 
 class FromStore:
-    """Blocks by content, from whoever stored them."""
+    """Blocks by content hash, whichever node stored them."""
 
     lost = MissReason.STORE_DOWN
     has_one_epoch = False
@@ -114,7 +114,7 @@ class FromStore:
                     yield names[name], frame
 
     async def keep_alive(self) -> None:
-        """What is stored needs no lease."""
+        """Nothing to do: stored blocks have no lease."""
 
     async def finish(self, unusable: Sequence[BlockKey]) -> None:
         if unusable:
@@ -125,4 +125,4 @@ class FromStore:
         self._guard.failed("blocks did not come in time")
 
     def failed(self, error: KVTransferError) -> None:
-        """The guard has counted it, and says it once."""
+        """Nothing to do: the guard has counted and logged it."""

@@ -1,8 +1,8 @@
-"""A store that is down, full, read-only or slow is left alone for a while, and then tried again.
+"""A circuit breaker for a store that is down, full, read-only or slow: it is left alone for a while, then tried again.
 
-working --failure--> left alone --time--> one tries --success--> working
+working --failure--> left alone --time--> one call tries --success--> working
                         ^                    |
-                        +------ failure -----+           the others go without it meanwhile
+                        +------ failure -----+           other calls fail at once meanwhile
 """
 
 import logging
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class StoreGuard:
-    """One per direction ("reading from x", "writing to x"): a store that is full can still be read."""
+    """One for each direction ("reading from x", "writing to x"), since a full store can still be read."""
 
     def __init__(self, what: str, backoff_s: float, clock: Callable[[], float], metrics: TransferMetrics) -> None:
         self._what = what
@@ -33,7 +33,7 @@ class StoreGuard:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Around everything that is asked of the store. Raises at once while it is being left alone."""
+        """Encloses every call of the store. Raises KVTransferError at once while the store is being left alone."""
         if not self.is_open:
             raise KVTransferError(f"{self._what} failed lately and is left alone")
         tries = self._is_failing
@@ -58,7 +58,7 @@ class StoreGuard:
         self._is_failing = True
 
     def _worked(self) -> None:
-        """Said by one that began before the failure, it is no news."""
+        """A call that began before the last failure proves nothing: it succeeds while the store is left alone."""
         if self._is_failing and self._clock() >= self._closed_until_s:
             log.info("%s works again", self._what)
             self._is_failing = False

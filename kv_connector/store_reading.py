@@ -1,8 +1,9 @@
-"""Reading from a store, on threads; ahead where it makes them wait: while some blocks are taken in, others are read.
+"""Reading values from a store on threads. If the store makes its readers wait, they read ahead of the caller.
 
-Values are read by trays: enough of them at once that handing over is cheap for small blocks too. However many fetches
-run, however slowly their blocks are taken in, the trays are all the memory there is. Where blocks land on the threads,
-they all pass through the same place of a tray, which so stays in the processor's cache.
+Values are read into trays, buffers with room for many values, so that handing them from thread to thread is cheap for
+small blocks too. The number of trays bounds the memory, however many fetches run and however slowly their blocks are
+taken in. If blocks land on the reading threads, they all pass through the first place of a tray, which so stays in the
+CPU's cache.
 """
 
 import asyncio
@@ -18,19 +19,19 @@ from kvasir.kv_connector.threads import Job, Threads
 
 PAGE_BYTES = 4096
 _TRAY_BYTES = 8 << 20
-_FIRST_BYTES = 1 << 20  # of a fetch: others follow, twice as many each time
+_FIRST_BYTES = 1 << 20  # of a fetch's first tray; each following one is used for twice as many
 _MAX_TRAYS_BYTES = 64 << 20
-_NUM_AHEAD = 2  # trays a fetch may have on their way, besides the next one, where a store makes its readers wait
+_NUM_AHEAD = 2  # trays that a fetch may read ahead, if the store makes its readers wait
 
 Sizes = Generator[tuple[int, int | None], None, None]
 
-# Read the values of some keys: for each its index, in any order, and how many bytes of its place it fills; None if
-# there is none. A place is not written to any more when the next one is asked for.
+# Reads the values of some keys, each into its place. Yields, in any order, the index of a key and how many bytes of its
+# place the value fills, or None if there is none. A place is not written to any more once the next item is asked for.
 ReadValues = Callable[[Job[list[Frame | None]], Sequence[StoreKey], Sequence[memoryview]], Sizes]
 
 
 class Trays:
-    """A bounded number of buffers, made when they are first needed and kept. Each has room for `num_values` values."""
+    """A bounded number of buffers, each with room for `num_values` values. Made when first needed, and then kept."""
 
     def __init__(self, max_value_bytes: int) -> None:
         self._place_bytes = -(-max_value_bytes // PAGE_BYTES) * PAGE_BYTES
@@ -58,10 +59,10 @@ class Trays:
 
 
 class StoreReader:
-    """What a store's `fetch` does, given how to read some of its values.
+    """Implements a store's `fetch`, given a function that reads some of its values.
 
-    One thread after the other where they compute all the time: two would take turns, which costs more than it gives.
-    The first tray, a small one, shows it.
+    A store whose readers mostly wait is read by several threads at once. If they mostly compute, one works at a time:
+    two would only take turns, which costs more than it gives. The first tray, a small one, shows which it is.
     """
 
     def __init__(self, threads: Threads, trays: Trays, alignment: int, read: ReadValues) -> None:
@@ -93,7 +94,7 @@ class StoreReader:
                 trays.put_back(tray)
         finally:
             for _, tray, job in ahead:
-                job.call_off()  # so that nothing lands any more
+                job.call_off()  # nothing may land any more
                 if job.done.done():
                     trays.put_back(tray)
                 else:
@@ -102,7 +103,7 @@ class StoreReader:
     def _read_some(
         self, job: Job[list[Frame | None]], keys: Sequence[StoreKey], tray: memoryview, land: Land | None
     ) -> list[Frame | None]:
-        """On a thread. A tray is used again when its frames have been taken in and its thread is done."""
+        """Runs on a thread. A tray is reused once its frames have been taken in and its thread is done."""
         frames: list[Frame | None] = [None] * len(keys)
         places = self._trays.places(tray, len(keys), is_one_enough=land is not None)
         with closing(self._read(job, keys, places)) as sizes:

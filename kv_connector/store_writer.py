@@ -1,6 +1,6 @@
-"""Blocks on their way into a store: what it lacks is packed and written, and every block is given back once it is read.
+"""Blocks on their way into a store: those that it lacks are packed and written, and then all are given back.
 
-No caller waits for a store that hangs, and none that goes away frees what is still being read.
+A caller does not wait for a store that hangs. A caller that leaves does not free blocks that are still being read.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from kvasir.kv_connector.store_guard import StoreGuard
 
 log = logging.getLogger(__name__)
 
-_GRACE_S = 1.0  # beyond its time, for a store to let go of what it reads
-_MAX_PACKED_BYTES = 32 << 20  # of blocks that are packed and written together
+_GRACE_S = 1.0  # after its deadline, for a store to let go of what it reads
+_MAX_PACKED_BYTES = 32 << 20  # blocks that are packed and written together
 
 
 Named = tuple[StoreKey, KVBlock]
@@ -48,7 +48,7 @@ class StoreWriter:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def write(self, blocks: Sequence[KVBlock]) -> None:
-        """Returns when all of them can be fetched. They are ours from here on, also where this raises."""
+        """Take over these blocks, also if this raises. Returns once all of them can be fetched."""
         task = asyncio.create_task(self._write_and_give_back(blocks))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -107,8 +107,12 @@ class StoreWriter:
         return (missing[start : start + size] for start in range(0, len(missing), size))
 
     async def _pack(self, part: Sequence[Named], sizes: list[int]) -> Iterable[tuple[StoreKey, Frame]]:
-        """Where that is a checksum alone, each just before it is written: then its bytes are in the processor's cache.
-        Else on a thread beforehand, which nothing interrupts, and which does not count as the store's time."""
+        """The frames to write. `sizes` collects the bytes of each payload.
+
+        Without a codec, making a frame is only a checksum, so each is made just before it is written, which finds the
+        bytes in the CPU's cache. With a codec, all are packed beforehand on a thread: so packing cannot be interrupted,
+        and does not count as the store's time.
+        """
 
         def pack() -> Iterator[tuple[StoreKey, Frame]]:
             for name, block in part:

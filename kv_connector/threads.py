@@ -1,7 +1,7 @@
-"""Calls that block, on threads of their own, and that can be called off.
+"""Blocking calls on threads, which the event loop can call off.
 
-Not asyncio's threads, and not those of `concurrent.futures`: a process waits for both at its end, and a file system
-that hangs would keep it.
+Neither `asyncio.to_thread` nor `concurrent.futures` will do: a process waits for their threads when it exits, so a
+hanging file system would keep it from ending.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 class CalledOff(Exception):
-    """Nobody wants what this call would give."""
+    """The result of this call is not wanted any more."""
 
 
 class Job(Generic[T]):
-    """One call, seen from the event loop and from its thread."""
+    """One call. Some methods are for the event loop, others for the thread that runs the call."""
 
     def __init__(self) -> None:
-        self.has_waited = False  # most of its time, for what it called; known when it is done
+        self.has_waited = False  # when done: whether it spent most of its time waiting, not computing
         self.done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self.done.add_done_callback(lambda done: done.cancelled() or done.exception())  # or asyncio logs it
         self._lock = threading.Lock()
@@ -33,14 +33,14 @@ class Job(Generic[T]):
         self._cut: Callable[[], None] | None = None
 
     def call_off(self) -> None:
-        """The event loop's side. The thread ends soon, if it is not held up where nothing can cut it short."""
+        """For the event loop. The call ends soon, unless it hangs where nothing can interrupt it."""
         with self._lock:
             self._is_off = True
             if self._cut is not None:
                 self._cut()
 
     async def outcome(self) -> T:
-        """What it gives. A caller that is cancelled calls it off, and does not wait for it."""
+        """The result of the call, or its error. If the caller is cancelled, it calls the job off and leaves."""
         try:
             return await asyncio.shield(self.done)
         except asyncio.CancelledError:
@@ -48,31 +48,31 @@ class Job(Generic[T]):
             raise
 
     async def settled(self) -> None:
-        """Called off, and over: the thread touches nothing any more. A caller that is cancelled now does not wait."""
+        """Call it off, and wait until the thread touches nothing any more. A cancelled caller stops waiting."""
         self.call_off()
         await asyncio.wait({self.done})
 
     def check(self) -> None:
-        """The thread's side: go on only if somebody still wants it."""
+        """For the thread: raises CalledOff if the result is not wanted any more."""
         if self._is_off:
             raise CalledOff
 
     @contextmanager
     def wanted(self) -> Iterator[None]:
-        """The thread's side: what is done herein is not done once it has been called off."""
+        """For the thread: as `check`; and `call_off` waits for the end of this block."""
         with self._lock:
             self.check()
             yield
 
     def can_be_cut(self, cut: Callable[[], None] | None) -> None:
-        """From here on `cut` makes a call that blocks return. It is called under a lock, at most once a call-off."""
+        """For the thread: from here on, `call_off` uses `cut` to make a blocking call return. None: no longer."""
         with self._lock:
             self._cut = cut
         self.check()
 
 
 class Threads:
-    """At most `most` of them, started when they are first needed. They end when stopped, or with the process."""
+    """At most `most` threads, each started when first needed. They end when stopped, or with the process."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most = most
@@ -82,7 +82,7 @@ class Threads:
         self._num_unfinished = 0  # calls; touched on the event loop only
 
     def start(self, function: Callable[Concatenate[Job[T], P], T], *args: P.args, **kwargs: P.kwargs) -> Job[T]:
-        """function(job, *args) on the first thread that is free."""
+        """Call `function(job, *args, **kwargs)` on the first free thread."""
         loop, job = asyncio.get_running_loop(), Job[T]()
 
         def run() -> None:
@@ -107,7 +107,7 @@ class Threads:
         return job
 
     def stop(self) -> None:
-        """After the calls made so far."""
+        """End the threads, after the calls that have been made so far."""
         for _ in range(self._num_threads):
             self._calls.put(None)
         self._num_threads = 0
@@ -118,4 +118,4 @@ class Threads:
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
-            del call  # and what it holds, while there is nothing to do
+            del call  # or it would be kept alive while waiting for the next one

@@ -1,4 +1,4 @@
-"""The only file here that knows proto: messages to values and back."""
+"""Protobuf messages to values and back. The only file of this package that knows protobuf."""
 
 from functools import lru_cache
 
@@ -10,7 +10,7 @@ from kvasir.kv_connector.base import BlockHeader, BlockKey, Endpoint, Ticket, Tr
 from kvasir.proto import common_pb2, kv_pb2
 
 
-@lru_cache(maxsize=64)  # nobody changes what it returns: a message that has it as a part has a copy
+@lru_cache(maxsize=64)  # shared safely: it is never changed, and messages copy it in
 def layout_to_proto(layout: KVLayout) -> kv_pb2.BlockLayout:
     return kv_pb2.BlockLayout(
         num_layers=layout.num_layers,
@@ -35,7 +35,7 @@ def layout_from_proto(message: kv_pb2.BlockLayout) -> KVLayout:
     )
 
 
-@lru_cache(maxsize=64)  # as good as all blocks of a node have the same one
+@lru_cache(maxsize=64)  # nearly all blocks that a node receives have the same layout
 def _layout_from_bytes(data: bytes) -> KVLayout:
     return layout_from_proto(kv_pb2.BlockLayout.FromString(data))
 
@@ -55,7 +55,7 @@ def header_to_bytes(header: BlockHeader, format_version: int) -> bytes:
 
 
 def header_from_bytes(data: bytes, format_version: int) -> BlockHeader:
-    """ValueError if that is not what the bytes are."""
+    """Raises ValueError if the bytes are no header of this version."""
     try:
         message = kv_pb2.BlockHeader.FromString(data)
     except DecodeError as error:
@@ -75,7 +75,7 @@ def header_from_bytes(data: bytes, format_version: int) -> BlockHeader:
 
 
 def ticket_from_proto(message: common_pb2.Ticket) -> Ticket:
-    """InvalidRequest if it is none."""
+    """Raises InvalidRequest if the message is no valid ticket."""
     try:
         return Ticket(
             transfer_id=TransferId(message.transfer_id),
