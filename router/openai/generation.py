@@ -24,7 +24,7 @@ class ChoiceDelta:
     num_cached_tokens: int | None
     served_by: str = ""  # address of the node that sampled these tokens
     parts: tuple[Part, ...] | None = None  # of the text, where it is read; None: it is all content
-    num_reasoning_tokens: int = 0
+    num_reasoning_tokens: int = 0  # more than `token_ids`, where earlier ones turn out to be some
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # of the choice's prompt, from its second token on
     stop_reason: str | int | None = None  # the client's own stop string, or stop token, that has ended it
 
@@ -123,13 +123,12 @@ def _read_parts(delta: TokenDelta, text: TextStream, reader: AnswerReader, index
     """Token by token, so that what is counted does not depend on how many come at once."""
     shown = ""
     parts: list[Part] = []
-    num_taken = num_reasoning_tokens = 0
+    num_taken, num_thought_before = 0, reader.num_reasoning_tokens
     for token_id in delta.token_ids:
         num_taken += 1
-        num_reasoning_tokens += reader.is_reasoning
         piece = text.push((token_id,))
         shown += piece
-        parts += reader.push(piece)
+        parts += reader.push_token(piece)
         if text.is_stopped or reader.is_done:
             break
     finish_reason = "stop" if text.is_stopped or reader.is_done else delta.finish_reason
@@ -137,8 +136,8 @@ def _read_parts(delta: TokenDelta, text: TextStream, reader: AnswerReader, index
         rest = text.flush()
         shown += rest
         parts += reader.push(rest) + reader.flush(is_cut=finish_reason == "length" or text.is_stopped)
-    if finish_reason == "stop" and reader.num_complete_calls > 0:
-        finish_reason = "tool_calls"
+    if finish_reason == "stop":
+        finish_reason = reader.finish_reason
     return ChoiceDelta(
         index=index,
         text=shown,
@@ -148,5 +147,5 @@ def _read_parts(delta: TokenDelta, text: TextStream, reader: AnswerReader, index
         num_cached_tokens=delta.num_cached_tokens,
         served_by=delta.served_by,
         parts=tuple(parts),
-        num_reasoning_tokens=num_reasoning_tokens,
+        num_reasoning_tokens=reader.num_reasoning_tokens - num_thought_before,
     )

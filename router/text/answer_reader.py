@@ -14,16 +14,31 @@ class AnswerReader:
         self._reasoning = reasoning
         self._tools = tools
         self._one_call = one_call
-        self.num_complete_calls = 0
+        self._num_complete_calls = 0
+        self.num_reasoning_tokens = 0
+        self._num_undecided_tokens = 0  # they may yet be the beginning of thoughts
 
     @property
-    def is_reasoning(self) -> bool:
-        return self._reasoning is not None and not self._reasoning.is_over
+    def finish_reason(self) -> str:
+        """Of an answer that has come to its own end."""
+        return "stop" if self._tools is None or not self._num_complete_calls else self._tools.finish_reason
 
     @property
     def is_done(self) -> bool:
         """The only call that it may make is complete: what comes after is not the answer's any more."""
-        return self._one_call and self.num_complete_calls > 0
+        return self._one_call and self._num_complete_calls > 0
+
+    def push_token(self, text: str) -> list[Part]:
+        """The text of one more token."""
+        reasoning = self._reasoning
+        if reasoning is None or reasoning.is_over:
+            return self.push(text)
+        self._num_undecided_tokens += 1
+        parts = self.push(text)
+        if reasoning.has_begun:
+            self.num_reasoning_tokens += self._num_undecided_tokens
+            self._num_undecided_tokens = 0
+        return parts
 
     def push(self, text: str) -> list[Part]:
         if self.is_done:
@@ -54,7 +69,7 @@ class AnswerReader:
     def _seen(self, parts: list[Part]) -> list[Part]:
         for number, part in enumerate(parts):
             if isinstance(part, CallEnd):
-                self.num_complete_calls += 1
+                self._num_complete_calls += 1
                 if self._one_call:
                     return parts[: number + 1]
         return parts

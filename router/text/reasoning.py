@@ -34,8 +34,8 @@ class ReasoningReader:
     """
 
     def __init__(self, start: Start) -> None:
-        self.is_over = start is Start.ANSWERING
-        self._is_open = start is Start.THINKING
+        self.has_begun = start is Start.THINKING  # there are thoughts
+        self.is_over = start is Start.ANSWERING  # what comes is the answer's
         self._may_open = True
         self._held = ""
         self._skips_newlines = False
@@ -54,7 +54,7 @@ class ReasoningReader:
         if self.is_over:
             return [], ""
         held = self._take_held()
-        if not self._is_open:
+        if not self.has_begun:
             return [], "" if is_cut and held.strip() else held
         half = overlap(held, CLOSE) if is_cut else 0
         return _reasoning(held[: len(held) - half]), ""
@@ -66,12 +66,12 @@ class ReasoningReader:
             return False  # an incomplete marker, or nothing at all
         self._may_open = False
         if text.startswith(OPEN):
-            self._is_open = True
+            self.has_begun = True
             self._held = text.removeprefix(OPEN)
-        elif not self._is_open:
+        elif not self.has_begun:
             self.is_over = True
-        self._skips_newlines = self._is_open
-        return self._is_open
+        self._skips_newlines = self.has_begun
+        return self.has_begun
 
     def _thoughts(self) -> tuple[list[Part], str]:
         if self._skips_newlines:

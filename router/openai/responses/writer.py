@@ -12,6 +12,7 @@ from kvasir.router.openai.responses.body import ResponsesBody
 from kvasir.router.openai.responses.outputs import CallItem, Event, MessageItem, OutputItem, ReasoningItem
 from kvasir.router.text.parts import CallArguments, CallEnd, CallStart, Content, Part, Reasoning
 from kvasir.router.text.tokenizer import TextTokenizer
+from kvasir.router.types import PositionLogprobs
 
 
 class ResponseWriter:
@@ -25,7 +26,7 @@ class ResponseWriter:
         self._usage = Usage(envelope)
         self._num_events = 0
         self._open: OutputItem | None = None
-        self._pending_logprobs: list[dict[str, Any]] = []
+        self._pending: list[PositionLogprobs] = []  # of tokens whose text has not been seen yet
 
     def begin(self) -> list[Event]:
         return self._numbered([self._told("response.created"), self._told("response.in_progress")])
@@ -57,6 +58,7 @@ class ResponseWriter:
             case Content(text):
                 return self._add(MessageItem, text) if text else []
             case CallStart(_, call_id, name):
+                self._pending = []  # of its markup
                 return self._begin_item(CallItem(self._next_index(), self._id, call_id, name))
             case CallArguments(_, text):
                 assert self._open is not None
@@ -68,8 +70,9 @@ class ResponseWriter:
         events = [] if isinstance(self._open, kind) else self._begin_item(kind(self._next_index(), self._id))
         assert self._open is not None
         if isinstance(self._open, MessageItem):
-            events.append(self._open.add(text, self._pending_logprobs))
-            self._pending_logprobs = []
+            logprobs = chat_logprobs(self._pending, self._body.top_logprobs or 0, self._tokenizer)
+            events.append(self._open.add(text, logprobs["content"]))
+            self._pending = []
         else:
             events.append(self._open.add(text))
         return events
@@ -78,9 +81,8 @@ class ResponseWriter:
         """Those of the tokens that the message is made of."""
         is_message = all(isinstance(part, Content | Reasoning) for part in parts)
         if self._body.wants_logprobs and is_message:
-            positions = delta.logprobs[delta.num_reasoning_tokens :]
-            top = self._body.top_logprobs or 0
-            self._pending_logprobs += chat_logprobs(positions, top, self._tokenizer)["content"]
+            self._pending += delta.logprobs
+            del self._pending[: delta.num_reasoning_tokens]
 
     def _finish(self, *, is_cut: bool) -> list[Event]:
         events = []

@@ -18,6 +18,7 @@ class ToolFormat(ABC):
     """
 
     markers: tuple[str, ...] = ()  # if they are special tokens: not shown to clients, but here they must be seen
+    finish_reason = "tool_calls"  # of an answer that makes some
 
     def __init__(self, names: Collection[str]) -> None:
         """`names`: of the tools that there are."""

@@ -137,6 +137,8 @@ class ListOfCalls(ToolFormat):
 class OneCall(ToolFormat):
     """The answer is the arguments of the one tool that it may call: a grammar sees to that."""
 
+    finish_reason = "stop"  # as OpenAI and vLLM have it where the client itself has named the function
+
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(names)
         [self._name] = self._names

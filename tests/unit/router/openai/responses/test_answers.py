@@ -130,6 +130,19 @@ async def test_what_is_cut_is_incomplete() -> None:
             assert len(opened) == len(response["output"])
 
 
+@pytest.mark.parametrize("tokens_a_step", [1, 3, 50])
+@pytest.mark.parametrize("text", ["Hi you.", "<think>Hm.</think>Hi you.", "<thin>"])
+async def test_logprobs_are_those_of_the_message(text: str, tokens_a_step: int) -> None:
+    """The first token's was once left out, as if it were a thought."""
+    async with running_router(saying(text, tokens_a_step=tokens_a_step), habits=HABITS, limits=WIDE) as router:
+        include = ["message.output_text.logprobs"]
+        whole = (await ask(router, include=include)).json()
+        [part] = whole["output"][-1]["content"]
+        tokens = [entry["token"] for entry in part["logprobs"]]
+        assert "".join(tokens).removesuffix("<|end|>") == part["text"]
+        assert (whole["usage"]["output_tokens_details"]["reasoning_tokens"] > 0) == ("think>" in text)
+
+
 async def test_logprobs(router: Router) -> None:
     include = ["message.output_text.logprobs"]
     whole = (await ask(router, include=include, top_logprobs=2)).json()
