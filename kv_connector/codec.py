@@ -30,6 +30,8 @@ from kvasir.kv_connector.codec_packing import TAG_BYTES, BadPayload, Bytes, payl
 from kvasir.kv_connector.errors import BadFrame
 from kvasir.kv_connector.metrics import MissReason
 
+_loaded: set[tuple[str, str, str]] = set()  # codec, dtype of the sender, dtype of the receiver
+
 
 def codec_for(codec: str, layout: KVLayout) -> str:
     """What is asked for, where it makes a block of this layout smaller; else `none`."""
@@ -79,11 +81,21 @@ def decode(header: BlockHeader, payload: memoryview, into: KVLayout) -> memoryvi
     block; never takes more memory than a few blocks, whatever the payload claims.
     """
     _check(header, payload, into)
-    if header.codec == CODEC_NONE and header.layout.dtype == into.dtype:
-        return payload
-    with _bad_frames(header.codec):
-        values, dtype = _unpack(header.codec, _aligned(payload), header.layout)
-    return codec_packing.as_dtype(values, dtype, into.dtype, into).data
+    return _decoded(header.codec, payload, header.layout, into)
+
+
+def is_loaded(codec: str, sender: KVLayout, memory: BlockMemory) -> bool:
+    """Whether all is there to take such blocks in; else that may take seconds, the first time."""
+    is_done_there = memory.packing is not None and codec in LOSSY
+    is_nothing = codec == CODEC_NONE and sender.dtype == memory.layout.dtype
+    return is_done_there or is_nothing or (codec, sender.dtype, memory.layout.dtype) in _loaded
+
+
+def load(codec: str, sender: KVLayout, into: KVLayout) -> None:
+    """What packs and unpacks such blocks, compiled on a machine's first start. For any thread but the event loop's."""
+    payload = encode(codec, memoryview(bytes(sender.bytes_per_block)), sender)
+    _decoded(codec, payload, sender, into)
+    _loaded.add((codec, sender.dtype, into.dtype))
 
 
 def is_exact(codec: str, sender: KVLayout, into: KVLayout) -> bool:
@@ -108,6 +120,14 @@ def stored_as(codec: str, layout: KVLayout) -> str:
     """The form in which a store's blocks are kept, part of their keys: exact blocks of one dtype share one."""
     kind = "exact" if is_exact(codec_for(codec, layout), layout, layout) else codec
     return f"{kind}-{layout.dtype}"
+
+
+def _decoded(codec: str, payload: memoryview, sender: KVLayout, into: KVLayout) -> memoryview:
+    if codec == CODEC_NONE and sender.dtype == into.dtype:
+        return payload
+    with _bad_frames(codec):
+        values, dtype = _unpack(codec, _aligned(payload), sender)
+    return codec_packing.as_dtype(values, dtype, into.dtype, into).data
 
 
 def _check(header: BlockHeader, payload: memoryview, into: KVLayout) -> None:

@@ -8,13 +8,12 @@ from kvasir.kv_connector.base import (
     CODEC_AUTO,
     CODEC_LOSSLESS,
     CODEC_NONE,
-    LOSSY,
     BlockHeader,
     BlockKey,
     BlockMemory,
     Frame,
 )
-from kvasir.kv_connector.codec import codec_for, decode, encode, encode_from, stored_as
+from kvasir.kv_connector.codec import codec_for, encode, encode_from, is_loaded, load, stored_as
 from kvasir.kv_connector.costs import CodecSpeed, RateMeter, choose_codec
 from kvasir.kv_connector.header import checksum_of, pack
 
@@ -41,13 +40,10 @@ class Encoder:
         self.form = stored_as(CODEC_NONE if codec == CODEC_AUTO else codec, memory.layout)  # `auto` is exact
 
     def warm_up(self) -> None:
-        """Load what packs and unpacks, and compile it on a machine's first start: that blocks for up to seconds, and
-        must not be taken for the codec's speed."""
+        """Loading what packs blocks may take seconds, and must not be taken for the codec's speed."""
         layout, codec = self._memory.layout, CODEC_LOSSLESS if self._setting == CODEC_AUTO else self._setting
-        if codec == CODEC_NONE or (codec in LOSSY and self._memory.packing is not None):
-            return
-        payload = encode(codec, memoryview(bytes(layout.bytes_per_block)), layout)
-        decode(self._header(codec, BlockKey(bytes(32)), layout.block_size, payload), payload, layout)
+        if not is_loaded(codec, layout, self._memory):
+            load(codec, layout, layout)
 
     def codec(self) -> str:
         """What the next block should be packed by."""

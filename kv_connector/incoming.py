@@ -193,7 +193,7 @@ class IncomingTransfer:
                 continue  # a duplicate
             if frame is None:
                 self._parts.metrics.miss(MissReason.ABSENT)
-            elif not self._land(block, frame):
+            elif not await self._land(block, frame):
                 refused.append(block)
             else:
                 self._pace.landed()
@@ -228,9 +228,9 @@ class IncomingTransfer:
         self._waits_for_deadline = deadline_s <= give_up_s
         limit.at_s = min(deadline_s, give_up_s)
 
-    def _land(self, block: KVBlock, frame: Frame) -> bool:
+    async def _land(self, block: KVBlock, frame: Frame) -> bool:
         try:
-            is_exact = self._landing.land(block, frame)
+            is_exact = await self._landing.land(block, frame)
         except BadFrame as error:
             log.warning("block %d refused: %s", block.index, error)
             self._parts.metrics.miss(error.reason)

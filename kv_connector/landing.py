@@ -1,12 +1,13 @@
 """A block that has come: believed once all of it is as it should be, unpacked, and put in its place."""
 
+import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvasir.engine.blocks import KVLayout
 from kvasir.kv_connector.base import BlockHeader, BlockKey, BlockMemory, Frame, KVBlock
-from kvasir.kv_connector.codec import decode_into, is_exact, stored_as
+from kvasir.kv_connector.codec import decode_into, is_exact, is_loaded, load, stored_as
 from kvasir.kv_connector.costs import Rates
 from kvasir.kv_connector.errors import BadFrame
 from kvasir.kv_connector.header import Expected, verify
@@ -68,9 +69,19 @@ class Landing:
 
         return land_early
 
-    def land(self, block: KVBlock, frame: Frame) -> bool:
-        """Whether it is exactly what this node would have computed. Raises BadFrame, and nothing has been written."""
-        outcome = self._early.pop(block.key, None) or self._put_in_place(block, frame)
+    async def land(self, block: KVBlock, frame: Frame) -> bool:
+        """Whether it is exactly what this node would have computed. Raises BadFrame, and nothing has been written.
+
+        Waits for a codec to be loaded where this is its first block here: nothing has told of it before.
+        """
+        outcome = self._early.pop(block.key, None)
+        if outcome is None:
+            header = self._verified(block, frame)
+            parts = self._parts
+            if not is_loaded(header.codec, header.layout, parts.memory):
+                with parts.clock.standing_still():
+                    await asyncio.to_thread(load, header.codec, header.layout, parts.layout)
+            outcome = self._unpacked(block, header, frame)
         if isinstance(outcome, BadFrame):
             raise outcome
         if self._has_one_epoch:
@@ -84,6 +95,9 @@ class Landing:
         return outcome.is_exact
 
     def _put_in_place(self, block: KVBlock, frame: Frame) -> Landed:
+        return self._unpacked(block, self._verified(block, frame), frame)
+
+    def _verified(self, block: KVBlock, frame: Frame) -> BlockHeader:
         parts = self._parts
         expected = Expected(
             kv_identity=parts.kv_identity,
@@ -94,6 +108,10 @@ class Landing:
         )
         header = verify(frame, expected)
         self._check_form(header)
+        return header
+
+    def _unpacked(self, block: KVBlock, header: BlockHeader, frame: Frame) -> Landed:
+        parts = self._parts
         decode_into(parts.memory, block.block_id, header, frame.payload)
         exact = is_exact(header.codec, header.layout, parts.layout)
         return Landed(exact, frame.payload.nbytes, header.sender_epoch)

@@ -1,11 +1,13 @@
-"""Time as this process has had it: it stands still while the process is stopped, or its event loop held up.
+"""Time as this process has had it: it stands still while the process is stopped, its event loop held up, or what it
+needs for taking anything in not there yet.
 
 What came meanwhile could not be taken in, and that is nobody's fault but ours: peers and stores are measured by this
 clock, and what they have to bring is waited for by it.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -22,8 +24,12 @@ class OwnTime:
         self._stalled_s = 0.0
         self._looked_s = 0.0
         self._num_looking = 0
+        self._num_standing = 0
+        self._stands_at_s = 0.0
 
     def __call__(self) -> float:
+        if self._num_standing:
+            return self._stands_at_s
         now_s = self._clock()
         if self._num_looking:
             now_s = min(now_s, self._looked_s + _MOST_S)
@@ -42,6 +48,17 @@ class OwnTime:
     def end(self) -> None:
         self.look()
         self._num_looking -= 1
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        self._stands_at_s = self()
+        self._num_standing += 1
+        try:
+            yield
+        finally:
+            self._num_standing -= 1
+            if not self._num_standing:
+                self._stalled_s += self() - self._stands_at_s
 
 
 class Limit:
