@@ -23,7 +23,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
 TIMES = int(os.environ.get("KVASIR_TEST_SOAK_TIMES", "100"))
 AT_ONCE = 4
 LENGTH = 300  # tokens of a prompt: 19 blocks
-BACK_WITHIN_S = 10.0  # long before a lease would end, after 30 s
+# When the step in progress has ended, of 64 tokens: that takes a tenth of a second, and seconds where others want the
+# same cores. A lease would end after 30.
+BACK_WITHIN_S = 10.0
 AT_REST = {
     "vllm:num_requests_running": 0,
     "vllm:num_requests_waiting": 0,
