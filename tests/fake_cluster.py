@@ -1,8 +1,7 @@
 """The dispatching half of a router over fake nodes, in one process, over real gRPC."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -12,6 +11,7 @@ from kvasir.router.config import RouterConfig
 from kvasir.router.types import RoutedRequest, Sampling, TokenDelta
 from tests.fake_engine import Fabric
 from tests.fake_node import FakeNode
+from tests.waiting import until
 
 DEADLINE_S = 20.0
 
@@ -92,10 +92,3 @@ def tokens_of(deltas: Iterable[TokenDelta], sequence: int = 0) -> list[int]:
 async def collect(deltas: AsyncIterator[TokenDelta]) -> list[TokenDelta]:
     async with asyncio.timeout(DEADLINE_S):
         return [delta async for delta in deltas]
-
-
-async def until(condition: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, "did not come true in time"
-        await asyncio.sleep(0.01)

@@ -6,7 +6,8 @@ import re
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.cluster import Cluster, wait_until
+from tests.cluster import Cluster
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import Cluster, Service
+from tests.cluster import Cluster
+from tests.service import Service
 
 CPUS = sorted(os.sched_getaffinity(0))
 

@@ -10,9 +10,11 @@ import httpx
 import pytest
 
 from tests import faulty
-from tests.cluster import Cluster, Service, wait_until
+from tests.cluster import Cluster
 from tests.e2e import reference
 from tests.e2e.reference import NUM_OUTPUT_TOKENS, Prompt
+from tests.service import Service
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

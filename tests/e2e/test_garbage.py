@@ -11,10 +11,12 @@ import pytest
 
 from kvasir.common.grpc_client import open_channel
 from kvasir.proto import decode_pb2, prefill_pb2, registry_pb2
-from tests.cluster import Cluster, Service, wait_until
+from tests.cluster import Cluster
 from tests.e2e import reference
 from tests.e2e.test_faults import expected, stream
 from tests.garbage import garbage, ports_of, random_message, rss_bytes, spoilt, throw_many
+from tests.service import Service
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import Cluster, wait_until
+from tests.cluster import Cluster
 from tests.e2e import reference
 from tests.e2e.reference import Prompt
 from tests.e2e.test_faults import InBackground, stream
 from tests.e2e.test_speculation import CONFIG, answers
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(600)]
 

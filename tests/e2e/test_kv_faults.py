@@ -12,10 +12,11 @@ import pytest
 
 from kvasir.kv_connector.testing.faulty import Fault
 from tests import faulty
-from tests.cluster import Cluster, wait_until
+from tests.cluster import Cluster
 from tests.e2e import reference
 from tests.e2e.reference import Prompt
 from tests.e2e.test_faults import FETCHED, RECOMPUTED, InBackground, expected, misses, stream
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import Cluster, wait_until
+from tests.cluster import Cluster
 from tests.e2e import reference
 from tests.e2e.asker import GREEDY, ask
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

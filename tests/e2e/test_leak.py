@@ -7,7 +7,9 @@ import time
 import httpx
 import pytest
 
-from tests.cluster import Cluster, Service, wait_until
+from tests.cluster import Cluster
+from tests.service import Service
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

@@ -11,9 +11,10 @@ import pytest
 
 from kvasir.kv_connector.registry import open_connector
 from kvasir.kv_connector.settings import ConnectorSettings
-from tests.cluster import Cluster, wait_until
+from tests.cluster import Cluster
 from tests.e2e import reference
 from tests.e2e.test_faults import FETCHED, InBackground, expected, stream
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.cluster,

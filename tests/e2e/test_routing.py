@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import Cluster, Service, wait_until
+from tests.cluster import Cluster
 from tests.e2e.asker import GREEDY, Asker, ask
+from tests.service import Service
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

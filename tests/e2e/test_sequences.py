@@ -9,8 +9,9 @@ import torch
 import transformers
 
 from kvasir.common.seeds import sequence_seed
-from tests.cluster import Cluster, wait_until
+from tests.cluster import Cluster
 from tests.e2e.asker import CHAT, GREEDY, Asker, ask
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

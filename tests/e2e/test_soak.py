@@ -16,7 +16,9 @@ import httpx
 import pytest
 
 from tests import faulty
-from tests.cluster import Cluster, Service, wait_until
+from tests.cluster import Cluster
+from tests.service import Service
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
 

@@ -10,9 +10,10 @@ import httpx
 import pytest
 
 from tests import faulty
-from tests.cluster import Cluster, wait_until
+from tests.cluster import Cluster
 from tests.e2e import reference
 from tests.e2e.asker import COMPLETIONS, GREEDY, Asker, ask
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster import REPO, Cluster
+from tests.cluster import Cluster
+from tests.service import REPO
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 

@@ -18,7 +18,7 @@ from aiohttp.test_utils import TestServer
 
 from kvasir.bench.serve import main
 from kvasir.bench.timeline import Timeline
-from tests.cluster import REPO
+from tests.service import REPO
 from tests.unit.bench.scripted_server import WORDS, ScriptedServer
 from tests.unit.router.openai.conftest import running_router, saying
 

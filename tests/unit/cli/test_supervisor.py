@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 
 from kvasir.cli.child import Child, ChildSpec, describe_exit
 from kvasir.cli.supervisor import ClusterFailed, RestartDelays, Supervisor
+from tests.waiting import until, wait_until
 
 SRC = str(Path(__file__).parents[3] / "src")
 WAITS = "import time; print('here', flush=True); time.sleep(600)"
@@ -38,11 +39,6 @@ class Record:
 
     def show(self, name: str, line: str) -> None:
         self.shown.append((name, line))
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():
-                await asyncio.sleep(0.02)
 
 
 @pytest.fixture
@@ -73,7 +69,7 @@ def is_alive(pid: int) -> bool:
 async def test_lines_come_under_the_name_and_the_order_of_stopping_holds(record: Record) -> None:
     specs = [spec("node", WAITS, stop_order=1), spec("store", WAITS, stop_order=2), spec("router", WAITS, stop_order=0)]
     async with supervised(record, *specs):
-        await record.until(lambda: len(record.shown) == 3)
+        await until(lambda: len(record.shown) == 3)
         assert set(record.shown) == {("node", "here"), ("store", "here"), ("router", "here")}
     assert record.said == ["stopping router", "stopping node", "stopping store"]
 
@@ -87,11 +83,11 @@ async def test_a_death_during_the_start_is_a_failure_with_the_last_lines(record:
 async def test_a_node_that_dies_later_is_started_again(record: Record) -> None:
     async with supervised(record, spec("node", WAITS)) as supervisor:
         supervisor.heal()
-        await record.until(lambda: len(record.shown) == 1)
+        await until(lambda: len(record.shown) == 1)
         (child,) = supervisor.children
         first_pid = child.pid
         child.send(signal.SIGKILL)
-        await record.until(lambda: len(record.shown) == 2)
+        await until(lambda: len(record.shown) == 2)
         assert child.pid != first_pid
         assert record.said == ["node ended (killed by SIGKILL); starting it again in 0.05 s"]
         assert not supervisor.failure.done()
@@ -102,7 +98,7 @@ async def test_a_node_that_dies_again_and_again_waits_longer_each_time(record: R
     dies_soon = "import time; time.sleep(0.2)"
     async with supervised(record, spec("node", dies_soon)) as supervisor:
         supervisor.heal()
-        await record.until(lambda: len(record.said) >= 3)
+        await until(lambda: len(record.said) >= 3)
     delays = [line.rpartition(" in ")[2] for line in record.said[:3]]
     assert delays == ["0.05 s", "0.1 s", "0.1 s"]
 
@@ -113,7 +109,7 @@ async def test_a_node_that_cannot_be_started_again_yet_is_tried_again(
     """As where the memory that killed it is still short."""
     async with supervised(record, spec("node", WAITS)) as supervisor:
         supervisor.heal()
-        await record.until(lambda: len(record.shown) == 1)
+        await until(lambda: len(record.shown) == 1)
         with monkeypatch.context() as patch:
 
             async def no_memory(*_: object, **__: object) -> None:
@@ -121,8 +117,8 @@ async def test_a_node_that_cannot_be_started_again_yet_is_tried_again(
 
             patch.setattr(asyncio, "create_subprocess_exec", no_memory)
             supervisor.children[0].send(signal.SIGKILL)
-            await record.until(lambda: len(record.said) >= 2)
-        await record.until(lambda: len(record.shown) == 2)
+            await until(lambda: len(record.said) >= 2)
+        await until(lambda: len(record.shown) == 2)
     assert record.said[:2] == [
         "node ended (killed by SIGKILL); starting it again in 0.05 s",
         "node cannot be started (Cannot allocate memory); trying again in 0.1 s",
@@ -132,7 +128,7 @@ async def test_a_node_that_cannot_be_started_again_yet_is_tried_again(
 async def test_a_router_that_dies_ends_it_all(record: Record) -> None:
     async with supervised(record, spec("router", WAITS, can_restart=False)) as supervisor:
         supervisor.heal()
-        await record.until(lambda: len(record.shown) == 1)
+        await until(lambda: len(record.shown) == 1)
         supervisor.children[0].send(signal.SIGKILL)
         with pytest.raises(ClusterFailed, match="router ended"):
             await asyncio.wait_for(asyncio.shield(supervisor.failure), DEADLINE_S)
@@ -140,13 +136,13 @@ async def test_a_router_that_dies_ends_it_all(record: Record) -> None:
 
 async def test_what_does_not_stop_in_time_is_killed(record: Record) -> None:
     async with supervised(record, spec("node", STUBBORN), grace_s=0.3):
-        await record.until(lambda: len(record.shown) == 1)
+        await until(lambda: len(record.shown) == 1)
     assert record.said == ["stopping node", "node did not stop within 0.3 s and was killed"]
 
 
 async def test_a_second_signal_kills_what_is_still_stopping(record: Record) -> None:
     async with supervised(record, spec("node", STUBBORN), grace_s=DEADLINE_S) as supervisor:
-        await record.until(lambda: len(record.shown) == 1)
+        await until(lambda: len(record.shown) == 1)
         started_s = time.monotonic()
         asyncio.get_running_loop().call_later(0.1, supervisor.kill)
     assert time.monotonic() - started_s < DEADLINE_S
@@ -174,13 +170,6 @@ def test_a_child_cannot_outlive_a_killed_parent(tmp_path: Path) -> None:
         parent.kill()
         parent.wait(DEADLINE_S)
     wait_until(lambda: not is_alive(pid))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
 
 
 async def test_long_output_without_a_line_end_is_shown_too(record: Record) -> None:

@@ -13,6 +13,7 @@ from kvasir.common.grpc_server import bind, new_server
 from kvasir.node import announce
 from kvasir.node.announce import Announcer, own_address
 from kvasir.proto import common_pb2, registry_pb2, registry_pb2_grpc
+from tests.waiting import until
 
 NODE = common_pb2.NodeDescription(node_epoch="epoch-1", model_name="m")
 SECRET = "a secret of some length"
@@ -44,12 +45,6 @@ async def router(registry: Registry, listen: str = "127.0.0.1:0") -> AsyncIterat
         yield f"127.0.0.1:{port}"
     finally:
         await server.stop(None)
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_a_node_announces_itself_again_and_again_and_withdraws_when_it_leaves() -> None:

@@ -15,6 +15,7 @@ from kvasir.node.kv_feed import KVMirror
 from kvasir.node.session import Session, Sessions
 from kvasir.node.session_stream import serve_session
 from kvasir.proto import common_pb2, prefill_pb2, prefill_pb2_grpc
+from tests.waiting import until
 
 WITHIN_S = 20
 
@@ -85,12 +86,6 @@ async def world() -> AsyncIterator[tuple[Host, Callable[[], Client]]]:
         await server.stop(None)
 
 
-async def wait_until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 async def read_to_the_end(client: Client) -> None:
     async with asyncio.timeout(WITHIN_S):
         while await client.call.read() is not grpc.aio.EOF:
@@ -107,7 +102,7 @@ async def test_events_commands_and_heartbeats_cross() -> None:
         await client.send(number=1, cancel=common_pb2.CancelRequest(handle=5))
         await client.send(number=1, cancel=common_pb2.CancelRequest(handle=5))
         await client.send(number=2, cancel=common_pb2.CancelRequest(handle=6))
-        await wait_until(lambda: len(host.commands) == 2)
+        await until(lambda: len(host.commands) == 2)
         assert [command.cancel.handle for command in host.commands] == [5, 6]
         for _ in range(2):
             event = await client.read()
@@ -126,7 +121,7 @@ async def test_a_router_that_comes_back_gets_what_it_has_missed() -> None:
             assert (await first.read_numbered()).step.step == step
         await first.acknowledge(1)
         first.call.cancel()
-        await wait_until(lambda: session.detached_at_s is not None)
+        await until(lambda: session.detached_at_s is not None)
         session.tell(common_pb2.StepOutput(step=4))
         session.tell(common_pb2.StepOutput(step=5))
         second = connect()
@@ -191,7 +186,7 @@ async def test_a_router_that_reads_nothing_blocks_nobody_and_is_lost() -> None:
             session.tell(common_pb2.StepOutput(outputs=[tokens]))
             await asyncio.sleep(0.001)
         assert session.log.num_kept < 40, "the later steps have merged"
-        await wait_until(lambda: session.detached_at_s is not None)
+        await until(lambda: session.detached_at_s is not None)
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ from kvasir.proto import decode_pb2_grpc, prefill_pb2_grpc
 from kvasir.router.cluster import Cluster, running_cluster
 from kvasir.router.config import RouterConfig
 from kvasir.router.types import Reader, RoutedRequest, Sampling
-from tests.fake_cluster import until
 from tests.fakes import fake_score
 from tests.unit.node.fakes import BLOCK_SIZE, VOCAB_SIZE, generate, parts
+from tests.waiting import until
 
 NUM_REQUESTS = 40
 DEADLINE_S = 90.0

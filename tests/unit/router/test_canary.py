@@ -1,7 +1,8 @@
 """Readiness: a real generation has been through all tiers, and a decode node is alive."""
 
 from kvasir.proto import common_pb2
-from tests.fake_cluster import FakeCluster, fake_cluster, until
+from tests.fake_cluster import FakeCluster, fake_cluster
+from tests.waiting import until
 
 FAST_LOSS = {"heartbeat_timeout_s": 0.6}
 

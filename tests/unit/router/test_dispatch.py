@@ -7,8 +7,9 @@ import pytest
 
 from kvasir.common.errors import DeadlineExceeded, InvalidRequest, NodeUnavailable
 from kvasir.router.nodes import Role
-from tests.fake_cluster import a_request, collect, fake_cluster, tokens_of, until
+from tests.fake_cluster import a_request, collect, fake_cluster, tokens_of
 from tests.fake_request import expected_tokens
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [1, 15, 16, 17, 48, 200])

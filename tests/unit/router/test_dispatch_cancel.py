@@ -7,8 +7,9 @@ from contextlib import aclosing
 import pytest
 
 from kvasir.common.errors import Overloaded
-from tests.fake_cluster import a_request, collect, fake_cluster, tokens_of, until
+from tests.fake_cluster import a_request, collect, fake_cluster, tokens_of
 from tests.fake_request import expected_tokens
+from tests.waiting import until
 
 
 async def test_two_hundred_clients_leave_at_random_points() -> None:

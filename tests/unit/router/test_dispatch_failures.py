@@ -11,9 +11,10 @@ from kvasir.common.grammar import Grammar
 from kvasir.common.grpc_options import MAX_MESSAGE_BYTES
 from kvasir.proto import common_pb2
 from kvasir.router.types import RoutedRequest, Sampling, TokenDelta
-from tests.fake_cluster import FakeCluster, a_request, collect, fake_cluster, tokens_of, until
+from tests.fake_cluster import FakeCluster, a_request, collect, fake_cluster, tokens_of
 from tests.fake_node import FakeNode
 from tests.fake_request import expected_tokens
+from tests.waiting import until
 
 FAST_LOSS = {"heartbeat_timeout_s": 0.6, "node_wait_s": 5.0}
 OVERLOADED = common_pb2.FAILURE_CODE_OVERLOADED

@@ -11,9 +11,10 @@ from kvasir.proto import common_pb2
 from kvasir.router.nodes import Role
 from kvasir.router.prefix_index import Prefix
 from kvasir.router.types import RoutedRequest
-from tests.fake_cluster import FakeCluster, a_request, collect, fake_cluster, tokens_of, until
+from tests.fake_cluster import FakeCluster, a_request, collect, fake_cluster, tokens_of
 from tests.fake_node import FakeNode
 from tests.fake_request import BLOCK_SIZE, expected_tokens
+from tests.waiting import until
 
 NUM_TOKENS = 200
 

@@ -8,8 +8,9 @@ import pytest
 from kvasir.common.seeds import sequence_seed
 from kvasir.proto import common_pb2
 from kvasir.router.types import Reader, RoutedRequest, Sampling
-from tests.fake_cluster import FakeCluster, a_request, collect, fake_cluster, tokens_of, until
+from tests.fake_cluster import FakeCluster, a_request, collect, fake_cluster, tokens_of
 from tests.fake_request import expected_tokens
+from tests.waiting import until
 
 FAST_LOSS = {"heartbeat_timeout_s": 0.6, "node_wait_s": 5.0}
 

@@ -11,8 +11,8 @@ import pytest
 
 from kvasir.common.grpc_server import bind, new_server
 from kvasir.router.grpc_stream import GrpcStream, open_stream
-from tests.fake_cluster import until
 from tests.tcp_proxy import TcpProxy
+from tests.waiting import until
 
 WITHIN_S = 20
 METHOD = "/kvasir.test.Service/Call"

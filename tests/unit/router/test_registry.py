@@ -13,10 +13,11 @@ from kvasir.proto import common_pb2, registry_pb2, registry_pb2_grpc
 from kvasir.router.cluster import running_cluster
 from kvasir.router.config import RouterConfig
 from kvasir.router.nodes import Role
-from tests.fake_cluster import FakeCluster, a_request, collect, fake_cluster, tokens_of, until
+from tests.fake_cluster import FakeCluster, a_request, collect, fake_cluster, tokens_of
 from tests.fake_engine import Fabric
 from tests.fake_node import FakeNode
 from tests.fake_request import expected_tokens
+from tests.waiting import until
 
 FAST_LOSS = {"heartbeat_timeout_s": 0.6}
 

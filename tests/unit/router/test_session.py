@@ -15,11 +15,12 @@ from kvasir.router.node_events import Admitted, Event, Failed, Tokens
 from kvasir.router.nodes import Role
 from kvasir.router.pace import Pace
 from kvasir.router.session import NodeSession, SessionSettings
-from tests.fake_cluster import a_request, collect, fake_cluster, tokens_of, until
+from tests.fake_cluster import a_request, collect, fake_cluster, tokens_of
 from tests.fake_engine import Fabric
 from tests.fake_node import FakeNode
 from tests.fake_request import expected_tokens
 from tests.tcp_proxy import TcpProxy
+from tests.waiting import until
 
 SETTINGS = SessionSettings(heartbeat_timeout_s=0.8, engine_age_limit_s=5.0, open_timeout_s=2.0)
 

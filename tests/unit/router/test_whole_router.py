@@ -25,9 +25,10 @@ from kvasir.router.openai.serving import Serving
 from kvasir.router.openai.tokens import TokensApi
 from kvasir.router.overview import OwnOverview
 from kvasir.router.text.chat_renderer import ChatRenderer
-from tests.fake_cluster import FakeCluster, fake_cluster, until
+from tests.fake_cluster import FakeCluster, fake_cluster
 from tests.fake_request import expected_tokens
 from tests.unit.router.openai.conftest import TOKENIZER, ids
+from tests.waiting import until
 
 
 @asynccontextmanager

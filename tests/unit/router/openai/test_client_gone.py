@@ -9,15 +9,10 @@ import pytest
 
 from kvasir.router.types import TokenDelta
 from tests.unit.router.openai.conftest import Router, ids, running_router, saying
+from tests.waiting import until
 
 TOKEN = TokenDelta(sequence=0, token_ids=tuple(ids("a")))
 LAST = TokenDelta(sequence=0, token_ids=tuple(ids("z")), finish_reason="length")
-
-
-async def until(condition: Any, timeout_s: float = 5.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def outcomes(router: Router) -> dict[str, float]:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from kvasir.router.http_server import bound_socket
 from kvasir.router.workers.door import Door, Inbox, hand_over
-from tests.fake_cluster import until
+from tests.waiting import until
 
 
 async def greet(connection: socket.socket) -> None:

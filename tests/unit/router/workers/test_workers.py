@@ -12,7 +12,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from tests.fake_cluster import until
+from tests.waiting import until
 from tests.workers import Workers, running_workers
 
 SLOW_S = 0.02  # a token of a node that takes its time
