@@ -120,7 +120,14 @@ def allow_origins(app: FastAPI, config: RouterConfig) -> None:
         allow_methods=config.allowed_methods,
         allow_headers=config.allowed_headers,
         allow_credentials=config.allow_credentials,
-        expose_headers=["x-request-id", "retry-after"],
+        expose_headers=[
+            *("x-request-id", "retry-after"),
+            *(
+                f"x-ratelimit-{said}-{what}"
+                for said in ("limit", "remaining", "reset")
+                for what in ("requests", "tokens")
+            ),
+        ],
     )
 
 

@@ -9,7 +9,7 @@ from kvasir.router.auth import ApiKeys
 from kvasir.router.http_chunks import WRITE_CHUNK
 from kvasir.router.metrics import RouterMetrics
 from kvasir.router.openai.errors import HttpError, current_request_id, error_response, no_route
-from kvasir.router.tenants.tenant import current_tenant
+from kvasir.router.tenants.tenant import current_standing, current_tenant
 
 _MAX_REQUEST_ID_CHARS = 128
 _FOR_PEOPLE = frozenset({"/", "/docs"})
@@ -31,6 +31,8 @@ class Guard:
         headers = Headers(scope=scope)
         request_id = _request_id(headers.get("x-request-id"))
         current_request_id.set(request_id)
+        standing: dict[str, str] = {}
+        current_standing.set(standing)
         has_started = False
 
         async def send_with_id(message: Message) -> None:
@@ -38,7 +40,8 @@ class Guard:
             if message["type"] == "http.response.start":
                 has_started = True
                 self._metrics.responses(status=str(message["status"]))
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                more = [(name.encode(), value.encode()) for name, value in standing.items()]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode()), *more]
             await send(message)
 
         try:

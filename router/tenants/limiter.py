@@ -9,7 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 
 from kvasir.router.openai.errors import HttpError
 from kvasir.router.tenants.budgets import Balance, Budget, Budgets
-from kvasir.router.tenants.tenant import Tenant
+from kvasir.router.tenants.tenant import Tenant, current_standing
 from kvasir.router.types import Reader, TokenDelta
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,9 @@ class Limiter:
 
     async def _take(self, tenant: Tenant, what: str, limit: int, amount: int) -> None:
         if limit:
-            balance: Balance = await self._budgets.take(f"{tenant.name}:{what}", Budget.per_minute(limit), amount)
+            budget = Budget.per_minute(limit)
+            balance: Balance = await self._budgets.take(f"{tenant.name}:{what}", budget, amount)
+            current_standing.get({}).update(_standing(what, budget, balance))
             if not balance.is_allowed:
                 raise self._refused(tenant, what, limit, balance.wait_s)
 
@@ -88,3 +90,13 @@ class Limiter:
     def _refused(self, tenant: Tenant, what: str, limit: int, wait_s: float) -> RateLimited:
         self._on_refusal(tenant.name, what)
         return RateLimited(tenant, what, limit, wait_s)
+
+
+def _standing(what: str, budget: Budget, balance: Balance) -> dict[str, str]:
+    """OpenAI's headers: the limit, what is left of it, and how long until all of it is there again."""
+    minutes, seconds = divmod(math.ceil((budget.capacity - balance.left) / budget.per_s), 60)
+    return {
+        f"x-ratelimit-limit-{what}": f"{budget.capacity:.0f}",
+        f"x-ratelimit-remaining-{what}": f"{max(0, math.floor(balance.left))}",
+        f"x-ratelimit-reset-{what}": f"{minutes}m{seconds}s" if minutes else f"{seconds}s",
+    }

@@ -48,6 +48,8 @@ def tenant_of_key(key: str, limits: Limits) -> Tenant:
 # Of the HTTP request that is served in this context.
 ANYBODY = Tenant("anybody")
 current_tenant: ContextVar[Tenant] = ContextVar("current_tenant", default=ANYBODY)
+# Headers of its answer that say what the tenant has left; filled when that is known.
+current_standing: ContextVar[dict[str, str]] = ContextVar("current_standing")
 
 _Count = Annotated[int, Field(ge=0)]
 

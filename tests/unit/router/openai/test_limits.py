@@ -27,6 +27,29 @@ async def test_too_many_requests_are_a_429_that_the_official_client_knows() -> N
         assert await router.metric('kvasir:router_requests_total{endpoint="chat/completions"') == 2
 
 
+async def test_headers_say_how_a_key_stands() -> None:
+    limits = Limits(requests_per_minute=2, tokens_per_minute=600)
+    async with running_router(saying("x"), api_keys=["a"], key_limits=limits) as router:
+        whole = (await router.complete(prompt=[1] * 100)).headers
+        named = {name.removeprefix("x-ratelimit-"): value for name, value in whole.items() if "ratelimit" in name}
+        assert named == {
+            "limit-requests": "2",
+            "remaining-requests": "1",
+            "reset-requests": "30s",
+            "limit-tokens": "600",
+            "remaining-tokens": "500",
+            "reset-tokens": "10s",
+        }
+        streamed = (await router.complete(prompt=[1] * 100, stream=True)).headers
+        assert streamed["x-ratelimit-remaining-requests"] == "0"
+        assert int(streamed["x-ratelimit-remaining-tokens"]) in range(390, 500)  # it has filled since
+        refused = await router.complete()
+        assert (refused.status_code, refused.headers["x-ratelimit-remaining-requests"]) == (429, "0")
+        assert not [name for name in (await router.http.get("/v1/models")).headers if "ratelimit" in name]
+    async with running_router(saying("x"), api_keys=["a"]) as router:
+        assert not [name for name in (await router.complete()).headers if "ratelimit" in name]
+
+
 async def test_a_bad_request_costs_nothing() -> None:
     limits = Limits(requests_per_minute=1)
     async with running_router(saying("x"), api_keys=["a"], key_limits=limits) as router:

@@ -6,7 +6,7 @@ import pytest
 
 from kvasir.router.tenants.budgets import MemoryBudgets
 from kvasir.router.tenants.limiter import Limiter, RateLimited
-from kvasir.router.tenants.tenant import Limits, Tenant
+from kvasir.router.tenants.tenant import Limits, Tenant, current_standing
 from kvasir.router.types import Reader, TokenDelta
 
 
@@ -49,6 +49,19 @@ async def test_requests_a_minute() -> None:
     assert world.refusals == [("t", "requests")]
     world.clock.now_s += 30
     assert await world.ask() == 4
+
+
+async def test_how_long_until_a_limit_is_whole_again_is_said_in_minutes_and_seconds() -> None:
+    world = World(tokens_per_minute=60)
+    standing: dict[str, str] = {}
+    current_standing.set(standing)
+    for num_prompt_tokens, reset in ((7, "7s"), (48, "1m7s")):  # the first answer had 12
+        await world.ask(num_prompt_tokens)
+        assert standing["x-ratelimit-reset-tokens"] == reset
+    assert standing["x-ratelimit-remaining-tokens"] == "0"
+    with pytest.raises(RateLimited):
+        await world.ask()
+    assert standing["x-ratelimit-reset-tokens"] == "1m19s"
 
 
 async def test_tokens_a_minute_count_the_prompt_and_what_was_really_generated() -> None:
