@@ -1,15 +1,14 @@
-"""One frozen settings class per process, read once at the door.
+"""One frozen settings class per process, read once at its start.
 
-Command line > environment > the YAML file named by --config or KVASIR_CONFIG > default. Unknown names are errors
-everywhere, in the environment too: a typo must not be a silent default.
+An option is taken from the command line, else from the environment, else from the YAML file that --config or
+KVASIR_CONFIG names, else it has its default. Unknown names are errors everywhere, in the environment too: with a typo,
+the default would silently stay in place.
 """
 
-import difflib
 import json
 import os
 import re
 import sys
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn, Self
 
@@ -26,6 +25,8 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from kvasir.common.config_errors import did_you_mean, explain_all, explain_parsing
+
 _NO_DEFAULT = re.compile(r" ?\(default: (null|\[\]|\{\}|)\)$|^default: null \(undefined\)\n")
 _METAVARS = {
     "str": "TEXT",
@@ -39,14 +40,15 @@ _METAVARS = {
 
 
 def _as_list(value: Any) -> Any:
-    """'a,b' and '["a", "b"]' -> ['a', 'b']: in an environment variable either will do."""
+    """'a,b' or '["a", "b"]' -> ['a', 'b'], since environment variables may hold either."""
     if not isinstance(value, str):
         return value
     return json.loads(value) if value.lstrip().startswith("[") else [word.strip() for word in value.split(",") if word]
 
 
 def _as_keys(value: Any) -> Any:
-    """An empty text is a variable that somebody forgot to set; taken for no keys at all, it would let anybody in."""
+    """As `_as_list`, but refuse an empty text: it is probably a variable that was not set, and must not mean "no keys",
+    which would let anybody in."""
     keys = _as_list(value)
     if keys == [] and isinstance(value, str) and not value.lstrip().startswith("["):
         raise ValueError("an empty text is no key; where anybody may ask, leave the option out")
@@ -65,7 +67,7 @@ class ServiceConfig(BaseSettings):
         cli_kebab_case=True, cli_implicit_flags=True, cli_exit_on_error=False, env_nested_delimiter="__",
     )  # fmt: skip
 
-    # The environment variables that share our prefix but are not fields of this class.
+    # Environment variables that may begin with our prefix but are not fields of this class.
     also_allowed: ClassVar[frozenset[str]] = frozenset({"KVASIR_CONFIG", "KVASIR_CLUSTER_SECRET"})
     _config_file: ClassVar[str | None] = None
 
@@ -75,15 +77,15 @@ class ServiceConfig(BaseSettings):
         argv, cls._config_file = _take_config_option(argv)
         unknown = cls.unknown_environment(os.environ)
         if unknown:
-            _refuse(f"unknown environment variable {unknown[0]}{_did_you_mean(unknown[0], cls.variables())}")
+            _refuse(f"unknown environment variable {unknown[0]}{did_you_mean(unknown[0], cls.variables())}")
         try:
             if prog is not None:
                 cls.model_config["cli_prog_name"] = prog
             return CliApp.run(cls, cli_args=argv, cli_settings_source=_with_config_option(cls))
         except ValidationError as error:
-            _refuse("\nerror: ".join(_explain_all(error, cls)))
+            _refuse("\nerror: ".join(explain_all(error, cls)))
         except SettingsError as error:
-            _refuse(_explain_parsing(str(error), cls))
+            _refuse(explain_parsing(str(error), cls))
 
     @classmethod
     def settings_customise_sources(
@@ -115,7 +117,7 @@ class ServiceConfig(BaseSettings):
 
 
 def _with_config_option(cls: type[ServiceConfig]) -> CliSettingsSource[Any]:
-    """The parser of the command line, whose --help knows --config too."""
+    """The parser of the command line, with --config in its --help."""
     source: CliSettingsSource[Any] = CliSettingsSource(cls)
     prefix = str(cls.model_config.get("env_prefix", ""))
     source.root_parser.add_argument("--config", metavar="FILE", help="YAML file with any of these options.")
@@ -168,55 +170,6 @@ def _read_yaml(path: str) -> dict[str, Any]:
     if not isinstance(options or {}, dict):
         raise SettingsError(f"config file {path} must hold options, one a line, as `name: value`")
     return {str(name): value for name, value in (options or {}).items()}
-
-
-def _explain_parsing(message: str, cls: type[ServiceConfig]) -> str:
-    """What argparse, or what is about it, says of a command line."""
-    message = message.removeprefix("error parsing CLI: ")
-    unknown = message.removeprefix("unrecognized arguments: ")
-    if unknown != message:
-        option = unknown.split()[0].split("=")[0]
-        known = [f"--{name.replace('_', '-')}" for name in cls.model_fields]
-        return f"unknown option {option}{_did_you_mean(option, known)} (--help lists them all)"
-    name = message.removeprefix("Parsing error encountered for ").partition(":")[0]
-    if "not enough values to unpack" in message:
-        return f"--{name.replace('_', '-')} wants name=value"
-    return message
-
-
-def _explain_all(error: ValidationError, cls: type[ServiceConfig]) -> list[str]:
-    """A line for each option, also where its value could have been one of several things and is none."""
-    lines = []
-    for _, group in groupby(error.errors(), lambda problem: (problem["loc"][:1], repr(problem["input"]))):
-        first, *others = group
-        if others:
-            name = ".".join(map(str, first["loc"][:-1]))  # its last part says which of them
-            reasons = " or ".join(problem["msg"] for problem in (first, *others))
-            lines.append(f"{name}: {reasons}, got {first['input']!r}")
-        else:
-            lines.append(_explain(first, cls))
-    return lines
-
-
-def _explain(problem: Any, cls: type[ServiceConfig]) -> str:
-    name = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "missing" and len(problem["loc"]) > 1:
-        return f"{name} is wanted"
-    if problem["type"] == "model_type":
-        return f"{name}: a JSON object is wanted, got {problem['input']!r}"
-    if problem["type"] == "missing":
-        return f"--{name.replace('_', '-')} is wanted (or {cls.model_config.get('env_prefix', '')}{name.upper()})"
-    if problem["type"] == "extra_forbidden":
-        known = list(cls.model_fields) if len(problem["loc"]) == 1 else []
-        return f"unknown option {name!r}{_did_you_mean(name, known)}"
-    if problem["type"] == "value_error":  # ours: it says what it got, where that matters
-        return f"{name}: {problem['ctx']['error']}" if name else str(problem["ctx"]["error"])
-    return f"{name}: {problem['msg']}, got {problem['input']!r}"
-
-
-def _did_you_mean(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _refuse(message: str) -> NoReturn:
