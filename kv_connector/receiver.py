@@ -7,8 +7,9 @@ from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector.base import CODEC_NONE, BlockKey, BlockMemory, KVBlock, KVConnector, Ticket
 from kvasir.kv_connector.codec import stored_as
 from kvasir.kv_connector.costs import ComputeCost, Rates
+from kvasir.kv_connector.fetching import OnBlock
 from kvasir.kv_connector.header import store_key
-from kvasir.kv_connector.incoming import IncomingTransfer, OnBlock
+from kvasir.kv_connector.incoming import IncomingTransfer
 from kvasir.kv_connector.landing import ReceiverParts
 from kvasir.kv_connector.metrics import TransferMetrics
 from kvasir.kv_connector.own_time import Limit, OwnTime
