@@ -1,19 +1,19 @@
-"""How a block's values are packed on their way, and how they become the receiver's.
+"""How a block's values are packed for the way, and how they are converted to the receiver's dtype.
 
     sender's bytes --encode--> payload (checksummed, travels) --decode--> receiver's bytes, in the receiver's dtype
 
     none        the bytes themselves, without a copy
-    lossless    byte planes and zstd: for links of a few Gbit/s and less
-    fp16        half of float32; values beyond +-65504 saturate
-    int8        a quarter of float32, with a scale for each token of each head: an error of half a scale
-    fp8         the same in float8 e4m3: an error of a 16th of each value
+    lossless    byte planes and zstd: for links of a few Gbit/s or less
+    fp16        half the size of float32; values beyond +-65504 saturate
+    int8        a quarter of float32, with a scale for each token of each head; the error is at most half a scale
+    fp8         the same with float8 e4m3; the error is at most a 16th of each value
 
-A block of a cache in int8 is small already: the lossy ones leave it as it is.
+Blocks of an int8 cache are small already; the lossy codecs leave them as they are.
 
-A header says the codec and the sender's dtype, so the two sides need not agree beforehand. A block that went through a
-lossy codec, or that was computed in another dtype, is not what the receiver would have computed: it is not exact,
-and serves only the request that fetched it. All functions here may run in any thread, and but for two are pure:
-`encode_from` and `decode_into` have a GPU that holds the block pack and unpack it.
+A header names the codec and the sender's dtype, so the two sides need not agree beforehand. A block that went through a
+lossy codec, or was computed in another dtype, is not exact: it differs from what the receiver would have computed, and
+serves only the request that fetched it. All functions here may run on any thread. `encode_from` and `decode_into` let
+the GPU that holds a block pack and unpack it.
 """
 
 from collections.abc import Iterator
@@ -34,14 +34,14 @@ _loaded: set[tuple[str, str, str]] = set()  # codec, dtype of the sender, dtype 
 
 
 def codec_for(codec: str, layout: KVLayout) -> str:
-    """What is asked for, where it makes a block of this layout smaller; else `none`."""
+    """The codec itself if it makes a block of this layout smaller, else `none`."""
     return CODEC_NONE if layout.dtype == "int8" and codec in LOSSY else codec
 
 
 def encode(codec: str, payload: memoryview, layout: KVLayout) -> memoryview:
-    """`layout.bytes_per_block` bytes of a block -> what travels. `none` gives the payload itself, without a copy.
+    """A block's `layout.bytes_per_block` bytes -> the payload that travels; for `none` the same memory, not a copy.
 
-    The block must not change meanwhile. ValueError for a codec that there is not, or that is not for this layout.
+    The block must not change meanwhile. Raises ValueError for an unknown codec, or one that does not pack this layout.
     """
     if codec == CODEC_NONE:
         return payload
@@ -53,7 +53,7 @@ def encode(codec: str, payload: memoryview, layout: KVLayout) -> memoryview:
 
 
 def encode_from(memory: BlockMemory, block_id: BlockId, codec: str) -> memoryview:
-    """A block of this memory -> what travels."""
+    """A block of this memory -> the payload that travels."""
     layout, packing = memory.layout, memory.packing
     if packing is None or codec not in LOSSY or codec != codec_for(codec, layout):
         return encode(codec, memory.read(block_id), layout)
@@ -63,7 +63,7 @@ def encode_from(memory: BlockMemory, block_id: BlockId, codec: str) -> memoryvie
 
 
 def decode_into(memory: BlockMemory, block_id: BlockId, header: BlockHeader, payload: memoryview) -> None:
-    """A verified frame's payload into a block of this memory. Raises as `decode` does, and nothing has been written."""
+    """Decode a verified frame's payload into a block of this memory. Raises as `decode`, before writing anything."""
     packing = memory.packing
     if packing is None or header.codec not in LOSSY:
         memory.write(block_id, decode(header, payload, memory.layout))
@@ -77,47 +77,47 @@ def decode_into(memory: BlockMemory, block_id: BlockId, header: BlockHeader, pay
 def decode(header: BlockHeader, payload: memoryview, into: KVLayout) -> memoryview:
     """A verified frame's payload -> exactly `into.bytes_per_block` bytes in the receiver's dtype.
 
-    Where nothing is to be done, that is the payload itself. BadFrame(CODEC) if it is not what the codec makes of a
-    block; never takes more memory than a few blocks, whatever the payload claims.
+    If nothing has to be done, that is the payload itself. Raises BadFrame(CODEC) if the payload is not one of this
+    codec. Never takes more memory than a few blocks, whatever the payload claims.
     """
     _check(header, payload, into)
     return _decoded(header.codec, payload, header.layout, into)
 
 
 def is_loaded(codec: str, sender: KVLayout, memory: BlockMemory) -> bool:
-    """Whether all is there to take such blocks in; else that may take seconds, the first time."""
+    """Whether such blocks can be decoded at once. If not, `load` first: that may take seconds."""
     is_done_there = memory.packing is not None and codec in LOSSY
     is_nothing = codec == CODEC_NONE and sender.dtype == memory.layout.dtype
     return is_done_there or is_nothing or (codec, sender.dtype, memory.layout.dtype) in _loaded
 
 
 def load(codec: str, sender: KVLayout, into: KVLayout) -> None:
-    """What packs and unpacks such blocks, compiled on a machine's first start. For any thread but the event loop's."""
+    """Load what packs and unpacks such blocks; a machine's first start compiles it. Not for the event loop's thread."""
     payload = encode(codec, memoryview(bytes(sender.bytes_per_block)), sender)
     _decoded(codec, payload, sender, into)
     _loaded.add((codec, sender.dtype, into.dtype))
 
 
 def is_exact(codec: str, sender: KVLayout, into: KVLayout) -> bool:
-    """Whether a decoded block is, bit by bit, what a node of layout `into` computes."""
+    """Whether a decoded block is, bit by bit, what a node with layout `into` computes."""
     loses_nothing = codec in (CODEC_NONE, CODEC_LOSSLESS) or (codec, sender.dtype) == ("fp16", "float16")
     return loses_nothing and sender.dtype == into.dtype
 
 
 @lru_cache(maxsize=64)
 def is_convertible(sender: KVLayout, into: KVLayout) -> bool:
-    """The same values in the same order; only the dtype may differ."""
+    """Whether the layouts have the same values in the same order. Their dtypes may differ."""
     return sender.dtype in DTYPES and replace(sender, dtype=into.dtype) == into
 
 
 def max_payload_bytes(layout: KVLayout) -> int:
-    """The most that one block can have on its way, whatever dtype and codec the other side has chosen."""
+    """The largest payload of one block, whatever dtype and codec the other side has chosen."""
     sizes = [payload_sizes(codec, replace(layout, dtype=dtype)) for codec in CODECS for dtype in DTYPES]
     return max(size[-1] for size in sizes if size)
 
 
 def stored_as(codec: str, layout: KVLayout) -> str:
-    """The form in which a store's blocks are kept, part of their keys: exact blocks of one dtype share one."""
+    """The form in which blocks are stored, which is part of their keys. All exact blocks of a dtype share one form."""
     kind = "exact" if is_exact(codec_for(codec, layout), layout, layout) else codec
     return f"{kind}-{layout.dtype}"
 
@@ -131,7 +131,7 @@ def _decoded(codec: str, payload: memoryview, sender: KVLayout, into: KVLayout) 
 
 
 def _check(header: BlockHeader, payload: memoryview, into: KVLayout) -> None:
-    """What can be seen from outside"""
+    """Check what can be checked without decoding."""
     if header.codec not in CODECS:
         raise BadFrame(MissReason.CODEC, f"unknown codec {header.codec!r}")
     if not is_convertible(header.layout, into):
@@ -158,7 +158,7 @@ def _pack(codec: str, values: Bytes, layout: KVLayout) -> Bytes:
 
 
 def _unpack(codec: str, payload: Bytes, layout: KVLayout) -> tuple[Bytes, str]:
-    """The values, and the dtype that they have now."""
+    """The values, and the dtype that they have after decoding."""
     match codec:
         case "lossless":
             return codec_packing.unpack_lossless(payload, layout), layout.dtype
@@ -170,6 +170,6 @@ def _unpack(codec: str, payload: Bytes, layout: KVLayout) -> tuple[Bytes, str]:
 
 
 def _aligned(payload: memoryview) -> Bytes:
-    """What comes out of the middle of a buffer may lie anywhere; values may not."""
+    """The payload's bytes at an address that is a multiple of 4, as numpy's views need; copied only if they are not."""
     data = np.frombuffer(payload, np.uint8)
     return data if data.ctypes.data % 4 == 0 else data.copy()

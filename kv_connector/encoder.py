@@ -1,4 +1,4 @@
-"""Makes frames of a node's blocks: packed by the codec that was asked for, or by what pays."""
+"""Makes frames of a node's blocks, packed by the configured codec, or by the one that pays (`auto`)."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from kvasir.kv_connector.header import checksum_of, pack
 
 
 class Encoder:
-    """`outgoing` is what the way out was measured to give, in bytes as they travel."""
+    """`outgoing` measures the bandwidth of outgoing blocks, by which `auto` decides."""
 
     def __init__(
         self,
@@ -40,20 +40,22 @@ class Encoder:
         self.form = stored_as(CODEC_NONE if codec == CODEC_AUTO else codec, memory.layout)  # `auto` is exact
 
     def warm_up(self) -> None:
-        """Loading what packs blocks may take seconds, and must not be taken for the codec's speed."""
+        """Load the codec now: that may take seconds, which must not be measured as the codec's speed."""
         layout, codec = self._memory.layout, CODEC_LOSSLESS if self._setting == CODEC_AUTO else self._setting
         if not is_loaded(codec, layout, self._memory):
             load(codec, layout, layout)
 
     def codec(self) -> str:
-        """What the next block should be packed by."""
+        """The codec for the next block."""
         if self._setting != CODEC_AUTO:
             return self._setting
         return choose_codec(self.outgoing.bandwidth_bytes_per_s, self._lossless)
 
     def frame(self, key: BlockKey, block_id: BlockId, num_tokens: int, *, packs: bool = True) -> Frame:
-        """The payload lies in the node's cache where the codec leaves it as it is, and else in memory of its own.
-        Any thread may call it."""
+        """Make a frame; may be called on any thread. packs=False: without a codec.
+
+        An unpacked payload is the cache's own memory, a packed one a copy.
+        """
         codec = self.codec() if packs else CODEC_NONE
         if codec == CODEC_LOSSLESS:
             payload = self._shrunk(self._memory.read(block_id))

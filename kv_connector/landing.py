@@ -1,4 +1,4 @@
-"""A block that has come: believed once all of it is as it should be, unpacked, and put in its place."""
+"""Taking in a block that has arrived: check all of it, decode it, write it to its place in the cache."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -39,10 +39,10 @@ class Landed(NamedTuple):
 
 
 class Landing:
-    """One transfer's blocks. `form`: the one under which a store was asked for them, and so the only one allowed.
+    """The blocks of one transfer. `form`: the only form that is accepted; None: any.
 
-    A store's blocks may be put in their place on the threads that read them; they count when the event loop hears of
-    them, by `land`, as all others do.
+    A store's blocks may be written to their place by the threads that read them (`on_threads`). Like all others, they
+    count as landed only when the event loop calls `land` for them.
     """
 
     def __init__(self, parts: ReceiverParts, form: str | None, has_one_epoch: bool) -> None:
@@ -55,7 +55,7 @@ class Landing:
         self._early: dict[BlockKey, Landed | BadFrame] = {}
 
     def on_threads(self, blocks: Iterable[KVBlock]) -> Callable[[BlockKey, Frame], None]:
-        """For one attempt at these blocks; what an earlier one has put in its place is not known any more."""
+        """A function that takes in these blocks, on any thread, for one attempt. Earlier results are dropped."""
         by_key = {block.key: block for block in blocks}
         early: dict[BlockKey, Landed | BadFrame] = {}
         self._early = early
@@ -70,9 +70,10 @@ class Landing:
         return land_early
 
     async def land(self, block: KVBlock, frame: Frame) -> bool:
-        """Whether it is exactly what this node would have computed. Raises BadFrame, and nothing has been written.
+        """Take in a block. Returns whether it is exactly what this node would have computed.
 
-        Waits for a codec to be loaded where this is its first block here: nothing has told of it before.
+        Raises BadFrame, and then nothing has been written. Waits for the codec to be loaded if this is its first block
+        here, since only a block tells which codec a sender uses.
         """
         outcome = self._early.pop(block.key, None)
         if outcome is None:
@@ -117,6 +118,6 @@ class Landing:
         return Landed(exact, frame.payload.nbytes, header.sender_epoch)
 
     def _check_form(self, header: BlockHeader) -> None:
-        """What lies under an exact key is no lossy codec's, and under float32 no bfloat16."""
+        """A block must have the form under which it is stored: no lossy block under an exact key, say."""
         if self._form is not None and (found := stored_as(header.codec, header.layout)) != self._form:
             raise BadFrame(MissReason.CODEC, f"it is stored as {self._form}, and is {found}")

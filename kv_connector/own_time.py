@@ -1,8 +1,8 @@
-"""Time as this process has had it: it stands still while the process is stopped, its event loop held up, or what it
-needs for taking anything in not there yet.
+"""A clock that counts only the time in which this process could work.
 
-What came meanwhile could not be taken in, and that is nobody's fault but ours: peers and stores are measured by this
-clock, and what they have to bring is waited for by it.
+It stands still while the process is stopped, while its event loop is blocked, and while it waits for something that it
+needs to take blocks in, such as a codec. Peers and stores are not to blame for that time, so their speed is measured
+and their deadlines are kept by this clock.
 """
 
 import asyncio
@@ -12,12 +12,14 @@ from types import TracebackType
 from typing import Self
 
 _LOOK_S = 0.1
-_MOST_S = 0.5  # that counts between two looks: who is only slow to look has not been stopped
+_MOST_S = 0.5  # the most that counts between two looks; a loop that is merely busy looks sooner than that
 
 
 class OwnTime:
-    """Belongs to an event loop. Stalls are noticed while somebody waits by a `Limit`; else it is `clock`, less those
-    that there have been."""
+    """The time of `clock` in seconds, minus all stalls so far. Belongs to one event loop.
+
+    Stalls are noticed only while somebody waits with a `Limit`, which looks at the clock every tenth of a second.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -62,8 +64,10 @@ class OwnTime:
 
 
 class Limit:
-    """As `asyncio.timeout`, until `at_s` by own time, which may be set anew at no cost. Up to a tenth of a second late
-    where it is set to less than before."""
+    """As `asyncio.timeout`, but by own time. It expires at `at_s`, which may be changed at any time at no cost.
+
+    After a change to an earlier time it may expire up to a tenth of a second late.
+    """
 
     def __init__(self, clock: OwnTime, at_s: float = float("inf")) -> None:
         self.at_s = at_s
