@@ -10,7 +10,7 @@ from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.kv_connector import codec, encoder, landing
 from kvasir.kv_connector.base import CODEC_LOSSLESS, CODECS, BlockKey
 from kvasir.kv_connector.codec import encode
-from kvasir.kv_connector.costs import RateMeter
+from kvasir.kv_connector.costs import CostRule, RateMeter
 from kvasir.kv_connector.encoder import Encoder
 from kvasir.kv_connector.settings import CODEC_SETTINGS, ConnectorSettings
 from kvasir.kv_connector.testing import SMALL, ArrayMemory, Pair, open_node, random_keys
@@ -79,7 +79,7 @@ async def test_a_peers_codec_is_loaded_beside_the_event_loop(
 
     monkeypatch.setattr(landing, "load", slow_load)
     theirs, keys = replace(SMALL, dtype=dtype), random_keys(8)
-    settings = ConnectorSettings(name="memory")
+    settings = ConnectorSettings(name="memory", costs=CostRule(patience_s=0.5))
     async with (
         open_node(replace(settings, codec=setting), theirs) as sender,
         open_node(settings) as receiver,
