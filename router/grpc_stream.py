@@ -2,7 +2,8 @@
 
 `grpc.aio` hands each message from a thread of its own through a queue and a socket to the event loop, and each write
 back: for small messages that is most of their cost, and the two wait for each other. Here a message that comes is
-given to `on_message` where the socket is read, and one that is sent is written at once.
+given to `on_message` where the socket is read, and what is sent at one time is written together: a write goes through
+the kernel and wakes the peer.
 
 What a gRPC channel does besides is left out: the connection lives as long as the call, nothing is compressed, whoever
 calls notices a silent peer (no pings) and calls again.
@@ -72,6 +73,7 @@ class GrpcStream(asyncio.Protocol):
         self._head_ends_stream = False
         self._message = bytearray()  # likewise, with its prefix
         self._num_unreported = 0  # bytes that have come, and that the peer has not been given again
+        self._will_write = False  # as soon as whoever sends has come to an end
         self._transport: asyncio.Transport
 
     # --- for whoever calls ---------------------------------------------------------------------------------------
@@ -80,14 +82,17 @@ class GrpcStream(asyncio.Protocol):
         """Never waits: what the peer does not take yet is kept. After the end it is dropped."""
         if not self._ended.done():
             self._outflow.put(b"\0%b%b" % (len(message).to_bytes(4), message))
-            self._write_data()
+            if not self._will_write:
+                self._will_write = True
+                asyncio.get_running_loop().call_soon(self._write_data)
 
     async def ended(self) -> str:
         """Waits for the end of the call, and says why it has ended."""
         return await asyncio.shield(self._ended)
 
     def close(self) -> None:
-        """Cancels the call, if it has not ended. Harmless the second time."""
+        """Cancels the call, if it has not ended, behind what has been sent. Harmless the second time."""
+        self._write_data()
         self._end("closed on this side")
 
     # --- for the connection --------------------------------------------------------------------------------------
@@ -147,7 +152,8 @@ class GrpcStream(asyncio.Protocol):
         self._write_data()
 
     def _write_data(self) -> None:
-        if frames := list(self._outflow.take()):
+        self._will_write = False
+        if not self._ended.done() and (frames := list(self._outflow.take())):
             self._transport.writelines(frames)
 
     def _receive_head(self, flags: int) -> None:
