@@ -38,8 +38,9 @@ def round_robin(nodes: Sequence[NodeView], last: str, cost: Cost = _free) -> Nod
 
 def least_loaded(nodes: Sequence[NodeView], last: str, cost: Cost = _free) -> NodeView:
     """The lowest pressure; among equals, by turns."""
-    lowest = min(node.pressure for node in nodes)
-    return round_robin([node for node in nodes if node.pressure == lowest], last)
+    pressures = [node.pressure for node in nodes]
+    lowest = min(pressures)
+    return round_robin([node for node, own in zip(nodes, pressures, strict=True) if own == lowest], last)
 
 
 def prefix_aware(nodes: Sequence[NodeView], last: str, cost: Cost = _free) -> NodeView:

@@ -10,7 +10,7 @@ from kvasir.router.prefix_index import Prefix
 MAX_QUEUED_CHUNKS = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # a value, but freezing would treble what making one costs
 class NodeView:
     """One node at one moment, as far as the router knows."""
 
