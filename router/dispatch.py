@@ -107,12 +107,13 @@ class Dispatcher:
                 code="context_length_exceeded",
             )
         room = limits.max_prompt_tokens + 1 - num_prompt_tokens
-        sampling = replace(request.sampling, max_tokens=min(request.sampling.max_tokens, room))
+        if request.sampling.max_tokens > room:
+            request = replace(request, sampling=replace(request.sampling, max_tokens=room))
         turn = self._queue.take_turn(request.priority, num_prompt_tokens)
         longest_s = self._request_timeout_s
         timeout_s = longest_s if request.deadline_s is None else min(longest_s, request.deadline_s)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        life = Life(replace(request, sampling=sampling), turn, deadline_s, self._max_attempts)
+        life = Life(request, turn, deadline_s, self._max_attempts)
         if request.continued is not None:
             life.go_on_from(request.continued)
         return life

@@ -50,13 +50,17 @@ UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
 
 def parse(fields: dict[str, Any], kind: type[B]) -> tuple[B, int]:
     """The body, and how many fields of it nobody knows."""
-    for name, asks_for_nothing in UNSUPPORTED.items():
-        if name in kind.model_fields or fields.get(name) is None:
+    known = kind.model_fields
+    num_unknown = 0
+    for name, value in fields.items():
+        if name in known or name in ACCEPTED:
             continue
-        if not asks_for_nothing(fields[name]):
+        asks_for_nothing = UNSUPPORTED.get(name)
+        if asks_for_nothing is None:
+            num_unknown += 1
+        elif value is not None and not asks_for_nothing(value):
             instead = f"; use 'structured_outputs.{name[7:]}'" if name.startswith("guided_") else " yet"
             raise InvalidRequest(f"'{name}' is not supported{instead}", name, "unsupported_parameter")
-    num_unknown = len(fields.keys() - kind.model_fields.keys() - ACCEPTED - UNSUPPORTED.keys())
     return validated(fields, kind), num_unknown
 
 

@@ -29,13 +29,15 @@ async def routed_requests(
         resolve_max_tokens(body.asked_max_tokens, body.default_max_tokens, len(prompt.token_ids), limits)
         for prompt in prompts
     ]
-    shared = await _sampling(body, limits, tokenizer, min(lengths))
+    sampling = await _sampling(body, limits, tokenizer, min(lengths))
     requests: list[RoutedRequest] = []
     for number, (prompt, max_tokens) in enumerate(zip(prompts, lengths, strict=True)):
+        if len(prompts) > 1:
+            sampling = replace(sampling, max_tokens=max_tokens, seed=drawn_seed(body.seed))
         request = RoutedRequest(
             request_id=response_id if len(prompts) == 1 else f"{response_id}-{number}",
             prompt_token_ids=prompt.token_ids,
-            sampling=replace(shared, max_tokens=max_tokens, seed=drawn_seed(body.seed)),
+            sampling=sampling,
             num_sequences=body.num_sequences,
             cache_salt=body.cache_salt or "",
             priority=body.priority or 0,
