@@ -43,6 +43,24 @@ class TryAgain(Exception):
 class Attempt:
     """`hear` is told what there is to act on, for whoever then calls `act_on`: a node's words, or room."""
 
+    __slots__ = (
+        "_decode",
+        "_decode_has_spoken",
+        "_entry",
+        "_first",
+        "_handover",
+        "_has_second",
+        "_hear",
+        "_life",
+        "_metrics",
+        "_num_cached_on_decode",
+        "_outputs_before",
+        "_pool",
+        "_prefill",
+        "_prompt_logprobs",
+        "_queue",
+    )
+
     def __init__(
         self,
         life: Life,

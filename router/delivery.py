@@ -15,14 +15,14 @@ class Delivery:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._kept: deque[TokenDelta] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None  # there while the reader waits
         self._has_ended = False
         self._error: Exception | None = None
 
     def put(self, delta: TokenDelta) -> None:
-        waiter, take = self._waiter, self._reader.take
-        if take is not None and waiter is not None and not waiter.done() and take(delta):
-            self._reader.num_tokens_taken += len(delta.token_ids)
+        reader = self._reader
+        if self._waiter is not None and reader.take is not None and reader.take(delta):
+            reader.num_tokens_taken += len(delta.token_ids)
             return
         self._kept.append(delta)
         self._wake()
@@ -39,10 +39,14 @@ class Delivery:
             if self._has_ended:
                 break
             self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
         if self._error is not None:
             raise self._error
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

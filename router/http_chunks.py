@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 WRITE_CHUNK = "kvasir.write_chunk"  # in a scope: its ChunkWriter
 
 _MAX_WAITING = 8  # connections; with more, the first of a large step would wait for the last
-_MAX_GATHERED_BYTES = 64 << 10  # of one connection; more is the transport's business, which stops whoever writes
+_MAX_GATHERED_BYTES = 16 << 10  # of one connection; more is the transport's business, which stops whoever writes
 
 
 class Outbox:
@@ -41,26 +41,27 @@ class Outbox:
 class GatheringTransport(asyncio.Transport):
     """A connection's transport that gathers what it is given until the outbox's turn."""
 
-    __slots__ = ("_gathered", "_num_bytes", "_outbox", "_transport")
+    __slots__ = ("_gathered", "_outbox", "_transport")
 
     def __init__(self, transport: asyncio.Transport, outbox: Outbox) -> None:
         self._transport = transport
         self._outbox = outbox
-        self._gathered: list[bytes] = []
-        self._num_bytes = 0
+        self._gathered = b""
 
     def write(self, data: Any) -> None:
-        if not self._gathered:
+        if self._gathered:
+            self._gathered += data
+        elif data:
+            self._gathered = data
             self._outbox.put(self)
-        self._gathered.append(data)
-        self._num_bytes += len(data)
-        if self._num_bytes > _MAX_GATHERED_BYTES:
+        if len(self._gathered) > _MAX_GATHERED_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        gathered, self._gathered, self._num_bytes = self._gathered, [], 0
-        if gathered and not self._transport.is_closing():
-            self._transport.write(gathered[0] if len(gathered) == 1 else b"".join(gathered))
+        if self._gathered:
+            gathered, self._gathered = self._gathered, b""
+            if not self._transport.is_closing():
+                self._transport.write(gathered)
 
     def close(self) -> None:
         self.flush()
@@ -93,14 +94,17 @@ class ChunkWriter:
         self._transport = cycle.transport
         self.num_written = 0
 
-    def can_write(self) -> bool:
-        """The response is under way, in chunks, and its client keeps up."""
+    @property
+    def is_of_use(self) -> bool:
+        """The response is under way, and in chunks."""
         cycle = self._cycle
-        if self._flow.write_paused or cycle.disconnected or cycle.response_complete:
-            return False
-        return bool(cycle.response_started and cycle.chunked_encoding)
+        return bool(cycle.response_started and cycle.chunked_encoding and not cycle.disconnected)
 
-    def __call__(self, data: bytes) -> None:
-        """Only while it can. More than a client takes in is kept for it."""
+    def can_write(self) -> bool:
+        """Its client keeps up."""
+        return not self._flow.write_paused
+
+    def write(self, data: bytes) -> None:
+        """Only while it can, and before the response's end. More than a client takes in is kept for it."""
         self.num_written += 1
         self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from enum import Enum
+from enum import StrEnum
 
 from kvasir.common.errors import NodeUnavailable, Overloaded, ServingError
 from kvasir.common.seeds import sequence_seed
@@ -17,7 +17,7 @@ from kvasir.router.views import Need
 log = logging.getLogger(__name__)
 
 
-class Mark(Enum):
+class Mark(StrEnum):
     RECEIVED = "received"
     DISPATCHED = "dispatched"  # a decode node with room, and a prefill node, had been found
     FIRST_TOKEN = "first_token"
@@ -37,6 +37,7 @@ class Life:
         "_has_told",
         "_max_failures",
         "_num_failures",
+        "_num_prompt_tokens",
         "deadline_s",
         "marks",
         "open",
@@ -60,6 +61,7 @@ class Life:
         self._first_sequence = first_sequence
         self._max_failures = max_failures
         self._num_failures = 0
+        self._num_prompt_tokens = len(request.prompt_token_ids)
         self._has_told = False  # tokens, since it is here
         self.mark(Mark.RECEIVED)
 
@@ -71,8 +73,8 @@ class Life:
     def num_tokens(self) -> int:
         """That a node holds for it: the prompt once, and the outputs of each sequence that goes on."""
         if len(self.outputs) == 1:
-            return len(self.request.prompt_token_ids) + (len(self.outputs[0]) if self.open else 0)
-        return len(self.request.prompt_token_ids) + sum(len(self.outputs[sequence]) for sequence in self.open)
+            return self._num_prompt_tokens + (len(self.outputs[0]) if self.open else 0)
+        return self._num_prompt_tokens + sum(len(self.outputs[sequence]) for sequence in self.open)
 
     @property
     def remaining_s(self) -> float:

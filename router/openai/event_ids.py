@@ -31,6 +31,8 @@ def parse_event_id(event_id: str) -> EventId:
 class Numbering:
     """Gives each event an id that names the stream and the place in it."""
 
+    __slots__ = ("_branch", "_head", "_log", "_num_shared", "number", "response_id")
+
     def __init__(self, response_id: str, log: StreamLog | None = None) -> None:
         self.response_id = response_id
         self.number = 0  # of the last event

@@ -35,7 +35,7 @@ class ChoicesReader:
     A stop string, or the only call that an answer may make, ends a sequence before its own end.
     """
 
-    __slots__ = ("_is_open", "_prompt_logprobs", "_read_before", "_readers", "_texts", "num_sequences")
+    __slots__ = ("_open", "_prompt_logprobs", "_read_before", "num_sequences")
 
     def __init__(
         self,
@@ -47,31 +47,32 @@ class ChoicesReader:
         """`readers`: one a sequence, of all prompts."""
         self.num_sequences = requests[0].num_sequences  # of each prompt
         stop_token_ids = requests[0].sampling.stop_token_ids
-        self._texts = [TextStream(tokenizer, rules, stop_token_ids) for _ in readers]
-        self._readers = readers
-        self._is_open = [True] * len(readers)
+        self._open: list[tuple[TextStream, AnswerReader | None] | None] = [  # None: it has ended
+            (TextStream(tokenizer, rules, stop_token_ids), reader) for reader in readers
+        ]
         self._prompt_logprobs: dict[int, tuple[PositionLogprobs, ...]] = {}  # by prompt
         self._read_before: tuple[TokenDelta, ChoiceDelta] | None = None
 
     @property
     def any_open(self) -> bool:
-        return any(self._is_open)
+        return any(self._open)
 
     def read(self, delta: TokenDelta) -> ChoiceDelta | None:
         """None: it was on its way when we had enough. A delta that was given back may be read once more."""
         if self._read_before is not None and self._read_before[0] is delta:
             return self._read_before[1]
         at = delta.sequence
-        if not self._is_open[at]:
+        one = self._open[at]
+        if one is None:
             return None
-        text, reader = self._texts[at], self._readers[at]
+        text, reader = one
         choice = _read_text(delta, text, at) if reader is None else _read_parts(delta, text, reader, at)
         if delta.prompt_logprobs:  # they come with the first delta of any of a prompt's
             self._prompt_logprobs[at // self.num_sequences] = delta.prompt_logprobs
         if self._prompt_logprobs:
             choice.prompt_logprobs = self._prompt_logprobs.get(at // self.num_sequences, ())
         if choice.finish_reason is not None:
-            self._is_open[at] = False
+            self._open[at] = None
             if choice.finish_reason != "length":
                 choice.stop_reason = text.stop_reason(choice.token_ids)
         return choice

@@ -8,6 +8,7 @@ always go the long way.
 
 from collections.abc import Callable
 
+from kvasir.router.http_chunks import ChunkWriter
 from kvasir.router.openai.generation import ChoiceDelta, ChoicesReader
 from kvasir.router.types import TokenDelta
 
@@ -16,7 +17,7 @@ class ShortWay:
     """Closed at first: somebody must say where it leads, and for how long; and not before a first delta has gone the
     long way, with whatever is sent in front of it."""
 
-    __slots__ = ("_can_write", "_choices", "_events_of", "_has_begun", "_numbered", "_record", "_write")
+    __slots__ = ("_choices", "_events_of", "_has_begun", "_numbered", "_record", "_write_chunk")
 
     def __init__(self, choices: ChoicesReader, record: Callable[[ChoiceDelta], None]) -> None:
         self._choices = choices
@@ -24,26 +25,26 @@ class ShortWay:
         self._events_of: Callable[[ChoiceDelta], list[bytes]] = lambda delta: []
         self._numbered: Callable[[bytes], bytes] = lambda event: event
         self._has_begun = False
-        self._can_write: Callable[[], bool] = lambda: False
-        self._write: Callable[[bytes], None] = lambda data: None
+        self._write_chunk: ChunkWriter | None = None
 
     def through(self, events_of: Callable[[ChoiceDelta], list[bytes]], numbered: Callable[[bytes], bytes]) -> None:
         """What makes events of deltas, and gives each its number."""
         self._events_of, self._numbered = events_of, numbered
 
-    def open(self, can_write: Callable[[], bool], write: Callable[[bytes], None]) -> None:
-        self._can_write, self._write = can_write, write
+    def open(self, write_chunk: ChunkWriter) -> None:
+        self._write_chunk = write_chunk
 
     def begin(self) -> None:
         """All that the first delta came to has been sent."""
         self._has_begun = True
 
     def close(self) -> None:
-        self._can_write = lambda: False
+        self._write_chunk = None
 
     def take(self, delta: TokenDelta) -> bool:
         """Whether it has gone this way."""
-        if delta.finish_reason is not None or not self._has_begun or not self._can_write():
+        write_chunk = self._write_chunk
+        if write_chunk is None or not self._has_begun or delta.finish_reason is not None or not write_chunk.can_write():
             return False
         choice = self._choices.read(delta)
         if choice is None:
@@ -54,7 +55,7 @@ class ShortWay:
         self._record(choice)
         events = self._events_of(choice)
         if len(events) == 1:
-            self._write(self._numbered(events[0]))
+            write_chunk.write(self._numbered(events[0]))
         elif events:
-            self._write(b"".join(map(self._numbered, events)))
+            write_chunk.write(b"".join(map(self._numbered, events)))
         return True

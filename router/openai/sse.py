@@ -60,8 +60,8 @@ class EventStream(StreamingResponse):
     async def _send(self, send: Send, send_body: Send, write_chunk: ChunkWriter | None) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         beating = asyncio.create_task(self._beat(send, write_chunk))
-        if self._short_way is not None and write_chunk is not None:
-            self._short_way.open(write_chunk.can_write, write_chunk)
+        if self._short_way is not None and write_chunk is not None and write_chunk.is_of_use:
+            self._short_way.open(write_chunk)
         try:
             async for data in self._events:
                 await send_body({"type": "http.response.body", "body": data, "more_body": True})

@@ -23,6 +23,7 @@ class TextStream:
 
     __slots__ = (
         "_detokenizer",
+        "_has_stops",
         "_hidden_ids",
         "_matches_hidden",
         "_rules",
@@ -41,6 +42,7 @@ class TextStream:
         hidden = tokenizer.all_special_ids - self._shown_ids if rules.skip_special_tokens else frozenset()
         self._hidden_ids = hidden if rules.include_stop_str_in_output else hidden | end_token_ids
         self._detokenizer = Detokenizer(tokenizer)
+        self._has_stops = bool(rules.stop)
         self._stop_strings = StopStrings(rules.stop, rules.include_stop_str_in_output)
         # A stop string may name a special token, which is matched even where it is not shown.
         self._matches_hidden = any(special in stop for stop in rules.stop for special in tokenizer.special_texts)
@@ -49,7 +51,7 @@ class TextStream:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Takes ids up to the one that completes a stop string."""
-        if not self._rules.stop and self._hidden_ids.isdisjoint(token_ids):
+        if not self._has_stops and self._hidden_ids.isdisjoint(token_ids):
             self.num_tokens += len(token_ids)
             return self._detokenizer.push_all(token_ids)
         pieces: list[str] = []

@@ -74,7 +74,7 @@ async def test_a_chunk_goes_out_as_http_has_it_behind_what_was_sent_before() -> 
     cycle: Any = SimpleNamespace(flow=SimpleNamespace(write_paused=False), transport=connection)
     write_chunk = ChunkWriter(cycle)
     connection.write(b"head\r\n\r\n")
-    write_chunk(b"first")
+    write_chunk.write(b"first")
     connection.write(b"0\r\n\r\n")
     await asyncio.sleep(0)
     assert connections.written == [("one", b"head\r\n\r\n5\r\nfirst\r\n0\r\n\r\n")]
