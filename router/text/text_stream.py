@@ -45,7 +45,9 @@ class TextStream:
         self._has_stops = bool(rules.stop)
         self._stop_strings = StopStrings(rules.stop, rules.include_stop_str_in_output)
         # A stop string may name a special token, which is matched even where it is not shown.
-        self._matches_hidden = any(special in stop for stop in rules.stop for special in tokenizer.special_texts)
+        self._matches_hidden = any(
+            special in stop for stop in rules.stop for special in tokenizer.special_texts.values()
+        )
         self.num_tokens = 0
         self.is_stopped = False  # a stop string has ended it; what comes after is not its text any more
 

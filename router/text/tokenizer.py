@@ -24,7 +24,7 @@ class TextTokenizer:
         self._bytes = token_bytes(tokenizer)
         added = tokenizer.get_added_tokens_decoder()
         self.all_special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self.special_texts = tuple(self.decode([token_id]) for token_id in sorted(self.all_special_ids))
+        self.special_texts = {token_id: self.decode([token_id]) for token_id in self.all_special_ids}
         self._max_token_bytes = max(map(len, self._bytes), default=0)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenizer")
 
@@ -48,7 +48,9 @@ class TextTokenizer:
 
     def special_ids(self, texts: frozenset[str]) -> frozenset[int]:
         """Those of these texts that are special tokens."""
-        return frozenset(token_id for token_id in self.all_special_ids if texts and self.decode([token_id]) in texts)
+        if not texts:
+            return frozenset()
+        return frozenset(token_id for token_id, text in self.special_texts.items() if text in texts)
 
     def bytes_of(self, token_id: int) -> bytes:
         """Models pad their vocabulary: an id without a token has no text."""
