@@ -23,13 +23,22 @@ from kvasir.router.views import Need, NodeView, num_blocks_for
 class Reservation:
     """What one request takes on one node. Given back exactly once, by `release`; nothing counts after that."""
 
-    __slots__ = ("is_admitted", "node", "num_blocks", "num_expected_tokens", "num_queued_tokens", "num_seats")
+    __slots__ = (
+        "_block_size",
+        "is_admitted",
+        "node",
+        "num_blocks",
+        "num_expected_tokens",
+        "num_queued_tokens",
+        "num_seats",
+    )
 
     def __init__(
         self, node: Node, num_tokens: int, num_queued_tokens: int, num_sequences: int = 1, num_expected_tokens: int = 0
     ) -> None:
         """`num_expected_tokens`: so many of its tokens should be cached there."""
         self.node = node
+        self._block_size = node.info.block_size
         self.num_expected_tokens = num_expected_tokens
         self.num_seats = num_sequences
         self.num_blocks = self._num_blocks_for(num_tokens)
@@ -63,7 +72,7 @@ class Reservation:
 
     def _num_blocks_for(self, num_tokens: int) -> int:
         """Each sequence has a last block of its own."""
-        return num_blocks_for(num_tokens, self.node.info.block_size) + self.num_seats - 1
+        return num_blocks_for(num_tokens, self._block_size) + self.num_seats - 1
 
     def _set(self, num_blocks: int, num_queued_tokens: int) -> None:
         if self in self.node.reservations:

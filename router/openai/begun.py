@@ -40,7 +40,7 @@ def begin(
     tape = Tape(backend, record)
     short_way = None
     if len(requests) == 1:
-        short_way = ShortWay(choices, record.add)
+        short_way = ShortWay(choices, record)
         ways[0].take = short_way.take
     generation = generate_choices(partial(tape.generate, requests, ways), choices, ways)
     return Begun(envelope, record.recorded(generation), tape, short_way)

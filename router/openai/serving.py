@@ -98,7 +98,7 @@ class Serving:
         await opening.wait(HEARTBEAT_S)
         numbering = Numbering(answer.response_id)
         if short_way is not None:
-            short_way.through(answer.events_of, numbering.numbered)
+            short_way.through(answer, numbering)
         events = numbering.all(answer.events(opening.deltas()))
         return EventStream(events, close=opening.aclose, short_way=short_way)
 

@@ -6,10 +6,10 @@ either way; and it goes the short one only while the long one is waiting for it 
 always go the long way.
 """
 
-from collections.abc import Callable
-
 from kvasir.router.http_chunks import ChunkWriter
-from kvasir.router.openai.generation import ChoiceDelta, ChoicesReader
+from kvasir.router.openai.answer import Answer, AnswerRecord
+from kvasir.router.openai.event_ids import Numbering
+from kvasir.router.openai.generation import ChoicesReader
 from kvasir.router.types import TokenDelta
 
 
@@ -17,34 +17,34 @@ class ShortWay:
     """Closed at first: somebody must say where it leads, and for how long; and not before a first delta has gone the
     long way, with whatever is sent in front of it."""
 
-    __slots__ = ("_choices", "_events_of", "_has_begun", "_numbered", "_record", "_write_chunk")
+    __slots__ = ("_answer", "_choices", "_chunks", "_has_begun", "_numbering", "_record")
 
-    def __init__(self, choices: ChoicesReader, record: Callable[[ChoiceDelta], None]) -> None:
+    def __init__(self, choices: ChoicesReader, record: AnswerRecord) -> None:
         self._choices = choices
         self._record = record
-        self._events_of: Callable[[ChoiceDelta], list[bytes]] = lambda delta: []
-        self._numbered: Callable[[bytes], bytes] = lambda event: event
+        self._answer: Answer
+        self._numbering: Numbering
         self._has_begun = False
-        self._write_chunk: ChunkWriter | None = None
+        self._chunks: ChunkWriter | None = None
 
-    def through(self, events_of: Callable[[ChoiceDelta], list[bytes]], numbered: Callable[[bytes], bytes]) -> None:
-        """What makes events of deltas, and gives each its number."""
-        self._events_of, self._numbered = events_of, numbered
+    def through(self, answer: Answer, numbering: Numbering) -> None:
+        """What makes events of deltas, and gives each its number. Before it is opened."""
+        self._answer, self._numbering = answer, numbering
 
-    def open(self, write_chunk: ChunkWriter) -> None:
-        self._write_chunk = write_chunk
+    def open(self, chunks: ChunkWriter) -> None:
+        self._chunks = chunks
 
     def begin(self) -> None:
         """All that the first delta came to has been sent."""
         self._has_begun = True
 
     def close(self) -> None:
-        self._write_chunk = None
+        self._chunks = None
 
     def take(self, delta: TokenDelta) -> bool:
         """Whether it has gone this way."""
-        write_chunk = self._write_chunk
-        if write_chunk is None or not self._has_begun or delta.finish_reason is not None or not write_chunk.can_write():
+        chunks = self._chunks
+        if chunks is None or not self._has_begun or delta.finish_reason is not None or not chunks.can_write():
             return False
         choice = self._choices.read(delta)
         if choice is None:
@@ -52,10 +52,10 @@ class ShortWay:
         if choice.finish_reason is not None:
             self._choices.give_back(delta, choice)
             return False
-        self._record(choice)
-        events = self._events_of(choice)
+        self._record.add(choice)
+        events = self._answer.events_of(choice)
         if len(events) == 1:
-            write_chunk.write(self._numbered(events[0]))
+            chunks.write(self._numbering.numbered(events[0]))
         elif events:
-            write_chunk.write(b"".join(map(self._numbered, events)))
+            chunks.write(b"".join(map(self._numbering.numbered, events)))
         return True
