@@ -48,7 +48,9 @@ def prefill_s(node: NodeView, need: Need, num_cached_tokens: int, best: Speeds) 
 
 
 def _speed(node: NodeView, best: Speeds) -> PrefillSpeed:
-    own = node.prefill_speed or best.prefill
+    own = node.prefill_speed
+    if own is None:
+        return best.prefill
     is_slow = own.seconds(0, _SOME_TOKENS) > _EQUALS * best.prefill.seconds(0, _SOME_TOKENS)
     return own if is_slow else best.prefill
 

@@ -3,7 +3,6 @@ deltas."""
 
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -16,6 +15,7 @@ from kvasir.router.openai.sse import DONE, event
 from kvasir.router.text.parts import Content, Part
 
 _Frame = tuple[bytes, bytes]  # what stands before and behind a chunk's text
+_SOME_TEXT = uuid.uuid4().hex  # stands nowhere else in a chunk
 
 
 class ChoicesAnswer:
@@ -82,7 +82,7 @@ class ChoicesAnswer:
         if piece := self._shape.piece(delta):
             events.append(self._chunk(piece))
             if self._is_text_alone and frame is None:
-                self._frames[delta.index] = self._frame(delta)
+                self._frames[delta.index] = self._frame(delta.index)
         if delta.finish_reason is not None:
             events.append(self._chunk(self._shape.closing(delta)))
         return events
@@ -96,12 +96,11 @@ class ChoicesAnswer:
             content |= self._shape.extra
         return event(content)
 
-    def _frame(self, delta: ChoiceDelta) -> _Frame:
-        """Of the chunk of a delta with the same choice, and another text; `_chunk` has been called before."""
-        text = uuid.uuid4().hex  # stands nowhere else
-        piece = self._shape.piece(replace(delta, text=text, parts=None, token_ids=(), logprobs=()))
+    def _frame(self, index: int) -> _Frame:
+        """Of the choice's chunks; `_chunk` has been called before."""
+        piece = self._shape.piece(ChoiceDelta(index, _SOME_TEXT, (), (), None, None))
         assert piece is not None, "a text is always shown"
-        before, _, behind = self._chunk(piece).partition(orjson.dumps(text))
+        before, _, behind = self._chunk(piece).partition(orjson.dumps(_SOME_TEXT))
         return before, behind
 
 

@@ -55,8 +55,8 @@ class Serving:
             data = await self._bodies.arrived(request)
             body, num_unknown = await self._bodies.parse(data, endpoint.kind)
             self._metrics.unknown_fields(num_unknown)
-            if body.timeout is None:
-                body = body.model_copy(update={"timeout": timeout_of(request.headers)})
+            if body.timeout is None and (timeout_s := timeout_of(request.headers)) is not None:
+                body = body.model_copy(update={"timeout": timeout_s})
             origin = StreamOrigin(
                 response_id=f"{endpoint.id_prefix}{uuid.uuid4().hex}",
                 created=int(time.time()),
