@@ -85,9 +85,10 @@ _ERRORS: dict[int, type[InvalidRequest | Overloaded | DeadlineExceeded | Numeric
 
 def events_from_steps(steps: Sequence[common_pb2.StepOutput]) -> Iterator[tuple[int, Event]]:
     """As `events_from_step`, with the tokens of a sequence together."""
-    if len(steps) == 1:
-        yield from events_from_step(steps[0])
-        return
+    return events_from_step(steps[0]) if len(steps) == 1 else _together(steps)
+
+
+def _together(steps: Sequence[common_pb2.StepOutput]) -> Iterator[tuple[int, Event]]:
     tokens: dict[tuple[int, int], list[Tokens]] = {}
     for step in steps:
         for handle, event in events_from_step(step):

@@ -25,7 +25,7 @@ class ChoicesAnswer:
     written once, as the shape would write it.
     """
 
-    __slots__ = ("_envelope", "_frames", "_has_begun", "_is_text_alone", "_opened", "_shape", "_usage")
+    __slots__ = ("_envelope", "_frames", "_has_begun", "_is_text_alone", "_opened", "_shape", "_tells_usage", "_usage")
 
     num_openings = 0
 
@@ -33,6 +33,7 @@ class ChoicesAnswer:
         self._envelope = envelope
         self._shape = shape
         self._usage = Usage(envelope)
+        self._tells_usage = envelope.include_usage  # in a stream
         self._opened: set[int] = set()
         self._frames: dict[int, _Frame] = {}  # by choice
         self._has_begun = False
@@ -63,12 +64,13 @@ class ChoicesAnswer:
             log_fault(error)
             yield event(error_body(error))
             return
-        if self._envelope.include_usage:
+        if self._tells_usage:
             yield event(self._envelope.around(self._shape.chunk_object, []) | {"usage": self._usage.as_dict()})
         yield DONE
 
     def events_of(self, delta: ChoiceDelta) -> list[bytes]:
-        self._usage.add(delta)
+        if self._tells_usage:
+            self._usage.add(delta)
         frame = self._frames.get(delta.index)
         if frame is not None and delta.finish_reason is None:
             text = delta.text if delta.parts is None else _only_text(delta.parts)
@@ -89,7 +91,7 @@ class ChoicesAnswer:
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         content = self._envelope.around(self._shape.chunk_object, [choice])
-        if self._envelope.include_usage:
+        if self._tells_usage:
             content["usage"] = self._usage.as_dict() if self._envelope.continuous_usage else None
         if not self._has_begun:
             self._has_begun = True
