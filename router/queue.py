@@ -146,6 +146,8 @@ class AdmissionQueue:
 
     def expire(self) -> None:
         """End the wait of those that no node here could ever hold, once they have waited long enough for another."""
+        if not self._line:
+            return
         now = self._clock()
         nodes = self._pool.views(Role.DECODE)
         for entry in list(self._line):
