@@ -1,7 +1,7 @@
 """Everything `kvasir serve` can be told."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -29,7 +29,9 @@ class ServeConfig(ServiceConfig, env_prefix="KVASIR_SERVE_", cli_hide_none_type=
     kv_path: Path | None = Field(default=None, description="Folder of shared_storage; default: one that ends with us.")
 
     dtype: str | None = Field(default=None, description="Of weights and KV; default: the model's.")
-    max_model_len: int | None = Field(default=None, gt=0, description="Longest prompt and answer together.")
+    max_model_len: Annotated[int, Field(gt=0)] | Literal["auto"] | None = Field(
+        default=None, description="Longest prompt and answer together; auto: what fits the KV cache."
+    )
     block_size: int | None = Field(default=None, gt=0, description="Tokens in a KV block.")
     max_num_seqs: int | None = Field(default=None, gt=0, description="Most requests in one step of a node.")
     max_num_batched_tokens: int | None = Field(default=None, gt=0, description="Most tokens in one step of a node.")

@@ -22,7 +22,8 @@ class DecodeConfig(NodeConfig, env_prefix="KVASIR_DECODE_"):
     swap_space: Memory | None = Field(
         default=None,
         ge=0,
-        description="Host memory for what preempted requests have computed; default: a quarter of the KV cache's.",
+        description="Host memory for what preempted requests have computed (1GiB); 0: none; default: a quarter of the "
+        "KV cache's.",
     )
     speculative_config: SpeculativeConfig | None = Field(
         default=None,

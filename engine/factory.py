@@ -145,6 +145,8 @@ def _swap_space(settings: EngineSettings, kv_cache: KVCache) -> SwapSpace:
     """A prefill node reserves a whole prompt or does not begin, and preempts nobody."""
     bytes_per_block = kv_cache.layout.bytes_per_block
     size = settings.swap_space
+    if size and size < bytes_per_block:
+        raise ValueError(f"swap_space of {size:,} bytes holds no block: one has {bytes_per_block:,} bytes")
     num_blocks = kv_cache.num_blocks // _SWAP_SHARE if size is None else size // bytes_per_block
     if settings.role == "prefill" or num_blocks == 0:
         return SwapSpace()

@@ -132,7 +132,7 @@ def num_blocks_that_fit(budget_bytes: int, bytes_per_block: int) -> int:
     num_blocks = budget_bytes // bytes_per_block
     if num_blocks < 2:
         raise ValueError(
-            f"kv_cache_memory of {budget_bytes:,} bytes holds {num_blocks} blocks of {bytes_per_block:,} bytes"
+            f"kv_cache_memory of {budget_bytes:,} bytes is too little: two blocks have {2 * bytes_per_block:,} bytes"
         )
     return num_blocks
 

@@ -92,6 +92,12 @@ def test_options_reach_those_they_are_for() -> None:
     assert "--max-num-seqs" not in specs["router"].command
 
 
+def test_the_longest_request_may_be_what_fits_each_node() -> None:
+    specs = plan(ServeConfig(max_model_len="auto"))
+    assert option(specs["prefill-0"], "--max-model-len") == option(specs["decode-0"], "--max-model-len") == "auto"
+    assert "--max-model-len" not in specs["router"].command
+
+
 def test_the_folder_is_for_shared_storage_only() -> None:
     assert "--kv-path" not in plan(ServeConfig())["prefill-0"].command
 

@@ -172,6 +172,13 @@ def test_swap_space(tmp_path: Path, role: Any, swap_space: int | None, num_block
     assert build_engine(settings)[0].scheduler.tables.swap.num_blocks == num_blocks
 
 
+def test_a_swap_space_without_room_for_a_block_is_a_mistake(tmp_path: Path) -> None:
+    """As by those who mean 4 GiB: it was silently none."""
+    save_checkpoint(tmp_path)
+    with pytest.raises(ValueError, match="swap_space of 4 bytes holds no block"):
+        build_engine(EngineSettings(model=str(tmp_path), kv_cache_memory=MEMORY, swap_space=4))
+
+
 def test_swapped_requests_of_a_real_model_say_the_same(tmp_path: Path) -> None:
     """Bytes of real blocks go to the host and come back, the partial one too."""
     save_checkpoint(tmp_path, initializer_range=0.2)

@@ -44,9 +44,10 @@ def test_a_block_in_int8_has_its_scales_in_it() -> None:
 def test_budget() -> None:
     one_block = bytes_per_block(LAYOUT, None)
     assert num_blocks_that_fit(10 * one_block + 1, one_block) == 10
-    with pytest.raises(ValueError, match="holds 1 blocks"):
+    assert num_blocks_that_fit(2 * one_block, one_block) == 2
+    with pytest.raises(ValueError, match=f"is too little: two blocks have {2 * one_block:,} bytes"):
         num_blocks_that_fit(2 * one_block - 1, one_block)
-    with pytest.raises(ValueError, match=f"kv_cache_memory of 1,000 bytes holds 0 blocks of {one_block:,} bytes"):
+    with pytest.raises(ValueError, match="kv_cache_memory of 1,000 bytes is too little"):
         num_blocks_that_fit(1000, one_block)
 
 
