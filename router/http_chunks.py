@@ -50,7 +50,7 @@ class GatheringTransport(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         if self._gathered:
-            self._gathered += data
+            self._gathered = b"%b%b" % (self._gathered, data)
         elif data:
             self._gathered = data
             self._outbox.put(self)

@@ -68,6 +68,15 @@ async def test_with_many_connections_the_first_do_not_wait_for_the_last() -> Non
     assert connections.written == [(str(number), b"head chunk") for number in range(20)]
 
 
+async def test_whatever_is_bytes_is_gathered() -> None:
+    connections = Connections()
+    _, connection = connections.new("one")
+    for part in (b"", b"head ", memoryview(b"body "), bytearray(b"end")):
+        connection.write(part)
+    await asyncio.sleep(0)
+    assert connections.written == [("one", b"head body end")]
+
+
 async def test_a_chunk_goes_out_as_http_has_it_behind_what_was_sent_before() -> None:
     connections = Connections()
     _, connection = connections.new("one")
