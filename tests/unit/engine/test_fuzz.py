@@ -41,7 +41,7 @@ def some_limits(draw: st.DrawFn) -> Limits:
         max_num_seqs=draw(st.sampled_from([6, 3, 2, 1])),
         max_model_len=draw(st.sampled_from([20, 1000])),
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 5])),
-        watermark=draw(st.sampled_from([0.0, 0.01, 0.3])),
+        watermark=draw(st.sampled_from([0.0, 0.01, 0.3, 0.95])),
         enable_prefix_caching=draw(st.sampled_from([True, True, False])),
         reserve_whole_prompt=draw(st.booleans()),
         scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),
