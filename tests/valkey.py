@@ -5,6 +5,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -13,8 +14,8 @@ import redis
 from kvasir.cli.local_redis import ADVICE, find_server
 from kvasir.cli.ports import free_port
 
-START_TIMEOUT_S = 20.0
-STOP_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
 
 
 class RedisServer:
@@ -50,7 +51,8 @@ class RedisServer:
         if self._process is not None:
             return
         if self.port:
-            self._start_on(self.port)
+            if not self._start_on(self.port):
+                raise RuntimeError(f"the Redis server cannot have its port {self.port} again")
             return
         for _ in range(5):  # another process may take a free port before the server does
             port = free_port()
@@ -69,6 +71,8 @@ class RedisServer:
     def freeze(self) -> None:
         """It keeps its connections and answers nothing; the kernel still accepts for it."""
         os.kill(self.pid, signal.SIGSTOP)
+        while Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.001)
 
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

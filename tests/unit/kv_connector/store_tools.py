@@ -8,10 +8,21 @@ from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.testing import LARGE, Pair
 from tests.valkey import RedisServer
 
+BACK_OFF_S = 1000.0  # ends when the test says so
+
 
 def settings_of(server: RedisServer, **changes: object) -> ConnectorSettings:
-    quick = {"store_backoff_s": 0.2, "fetch_timeout_base_s": 2.0, "redis_url": server.url, **changes}
-    return ConnectorSettings(name="redis", **quick)  # type: ignore[arg-type]  # names are checked by the class itself
+    """Patient, where a test does not want it otherwise: how busy this machine is decides nothing."""
+    patient = {"store_backoff_s": BACK_OFF_S, "fetch_timeout_base_s": 20.0, "lookup_timeout_s": 20.0}
+    return ConnectorSettings(name="redis", **{**patient, "redis_url": server.url, **changes})  # type: ignore[arg-type]  # names are checked by the class itself
+
+
+def end_back_off(pair: Pair) -> None:
+    """As if the time were over for which a store is left alone that has failed."""
+    for node in (pair.sender, pair.receiver):
+        assert node.sender._store is not None
+        for guard in (node.sender._store._guard, node.receiver._guard):
+            guard._closed_until_s = float("-inf")
 
 
 def layout_of(num_mib: int) -> KVLayout:

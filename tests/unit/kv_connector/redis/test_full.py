@@ -11,7 +11,7 @@ from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.redis.blocks import PIECE_BYTES
 from kvasir.kv_connector.testing import Pair, pairs_of, random_keys
-from tests.unit.kv_connector.store_tools import fetch, layout_of, settings_of
+from tests.unit.kv_connector.store_tools import end_back_off, fetch, layout_of, settings_of
 from tests.valkey import RedisServer
 
 DEADLINE_S = 60.0
@@ -77,7 +77,7 @@ async def test_a_full_server_refuses_and_is_still_read_and_works_again_when_ther
             assert await fetch(pair, first) == ()
             with redis.Redis(port=server.port) as client:
                 client.flushall()
-            await asyncio.sleep(0.3)
+            end_back_off(pair)
             await publish(pair, first)
             assert await fetch(pair, first) == ()
 

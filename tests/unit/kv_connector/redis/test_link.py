@@ -21,7 +21,7 @@ def server() -> Iterator[FakeConnection]:
         yield connection
 
 
-def link_to(server: FakeConnection, timeout_s: float = 5.0) -> RedisLink:
+def link_to(server: FakeConnection, timeout_s: float = 60.0) -> RedisLink:
     return RedisLink(server, timeout_s)
 
 
@@ -96,7 +96,7 @@ def test_what_is_sent_is_whole_whatever_the_socket_takes_at_once(server: FakeCon
     receiver.start()
     head, tail = command_around(b"SET", b"k", value_bytes=value.nbytes)
     link.send(head, value, tail, command(b"GET", b"k"))
-    receiver.join(10)
+    receiver.join(60)
     assert received == expected
 
 
@@ -130,7 +130,7 @@ def test_cut_from_another_thread(server: FakeConnection, use: Callable[[RedisLin
     thread.start()
     time.sleep(0.02)
     link.cut()
-    thread.join(3)
+    thread.join(60)
     assert len(errors) == 1
     link.cut()  # harmless when it is over
 

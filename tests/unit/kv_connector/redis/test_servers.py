@@ -15,10 +15,10 @@ from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector.redis.connector import RedisConnector
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.testing import LARGE, pairs_of, random_keys, until
-from tests.unit.kv_connector.store_tools import fetch, layout_of, settings_of
+from tests.unit.kv_connector.store_tools import end_back_off, fetch, layout_of, settings_of
 from tests.valkey import RedisServer
 
-DEADLINE_S = 40.0
+DEADLINE_S = 60.0
 PASSWORD = "a-pass/word:that@nobody#may%see"
 QUOTED = "a-pass%2Fword%3Athat%40nobody%23may%25see"
 CERTIFICATE = Path(__file__).parent / "tls" / "localhost.pem"
@@ -213,11 +213,12 @@ async def test_a_master_that_has_become_a_replica_is_left_by_all_connections() -
                     address.server = new
                     with pytest.raises(KVTransferError, match="Redis refuses: READONLY"):
                         await pair.sender.sender.publish(pair.ticket(), pair.outgoing(random_keys(2)))
-                    await asyncio.sleep(0.3)
+                    end_back_off(pair)
                     keys = random_keys(2)
                     await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
                     while await fetch(pair, keys):  # the receiver's connection is to the replica, which follows soon
                         await asyncio.sleep(0.05)
+                        end_back_off(pair)
                     with redis.Redis(port=new.port) as other:
                         assert other.dbsize() == 2
 
@@ -236,7 +237,7 @@ async def test_a_password_that_is_new(redis_server: RedisServer) -> None:
                 assert pair.sender.metrics.store_failures == 1
             finally:
                 client.config_set("requirepass", "")
-        await asyncio.sleep(0.3)
+        end_back_off(pair)
         assert await fetch(pair, keys) == ()
 
 
@@ -266,7 +267,7 @@ async def test_a_server_that_cannot_save_refuses_to_be_written(tmp_path: Path) -
                     await pair.sender.sender.publish(pair.ticket(), pair.outgoing(random_keys(1)))
                 assert await fetch(pair, keys) == ()
                 client.config_set("stop-writes-on-bgsave-error", "no")
-            await asyncio.sleep(0.3)
+            end_back_off(pair)
             await pair.sender.sender.publish(pair.ticket(), pair.outgoing(random_keys(1)))
 
 

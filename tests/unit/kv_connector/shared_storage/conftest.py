@@ -9,13 +9,21 @@ import pytest
 from kvasir.kv_connector.base import StoreKey
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.testing import Connect, pairs_of
+from tests.unit.kv_connector.store_tools import BACK_OFF_S
 
-DEADLINE_S = 40.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> ConnectorSettings:
-    return ConnectorSettings(name="shared_storage", path=str(tmp_path / "store"), store_backoff_s=0.2)
+    """Patient, where a test does not want it otherwise: how busy this machine is decides nothing."""
+    return ConnectorSettings(
+        name="shared_storage",
+        path=str(tmp_path / "store"),
+        store_backoff_s=BACK_OFF_S,
+        fetch_timeout_base_s=20.0,
+        lookup_timeout_s=20.0,
+    )
 
 
 @pytest.fixture

@@ -14,14 +14,14 @@ from kvasir.engine.blocks import BlockId
 from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.settings import ConnectorSettings
-from kvasir.kv_connector.testing import SMALL, Connect, random_keys
+from kvasir.kv_connector.testing import SMALL, Connect, random_keys, until
 from tests.unit.kv_connector.shared_storage.conftest import (
     DEADLINE_S,
     file_of,
     files,
     listing,
 )
-from tests.unit.kv_connector.store_tools import fetch
+from tests.unit.kv_connector.store_tools import end_back_off, fetch
 
 
 def truncate(path: Path) -> None:
@@ -98,7 +98,7 @@ async def test_a_disk_that_fails_in_mid_write(
         assert files(settings) == []
         assert pair.sender.metrics.store_failures == 1
         assert pair.sender.released == {BlockId(index): 1 for index in range(3)}
-        await asyncio.sleep(0.3)
+        end_back_off(pair)
         await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
         assert await fetch(pair, keys) == ()
 
@@ -149,7 +149,7 @@ async def test_a_disk_that_reads_nothing_is_left_alone(
             for start in range(0, 6, num_at_once):
                 assert await fetch(pair, keys[start : start + num_at_once]) == tuple(range(num_at_once))
         assert pair.receiver.metrics.store_failures == 1
-        await asyncio.sleep(0.3)
+        end_back_off(pair)
         assert set(await fetch(pair, keys)) <= {0, 1, 2}, "the first ones may have been taken for bad files"
 
 
@@ -179,11 +179,15 @@ async def test_a_file_system_that_hangs_keeps_nobody(
 ) -> None:
     """As a network file system does when its server is away: calls do not return, and cannot be interrupted."""
     goes_on = threading.Event()
-    real_readv = os.readv
+    real_readv, num_hanging = os.readv, 0
 
     def hang(descriptor: int, parts: list[memoryview]) -> int:
+        nonlocal num_hanging
+        num_hanging += 1
         goes_on.wait(DEADLINE_S)
-        return real_readv(descriptor, parts)
+        num_bytes = real_readv(descriptor, parts)
+        num_hanging -= 1
+        return num_bytes
 
     async with asyncio.timeout(DEADLINE_S), connect(fetch_timeout_base_s=0.3) as pair:
         keys = random_keys(4)
@@ -194,7 +198,9 @@ async def test_a_file_system_that_hangs_keeps_nobody(
             assert pair.receiver.metrics.misses == {MissReason.TIMEOUT: 4}
             assert pair.receiver.metrics.store_failures == 1
             assert not pair.receiver.memory.writes
+        assert num_hanging > 0
         goes_on.set()  # too late: the blocks may be somebody else's by now
-        await asyncio.sleep(0.3)
+        await until(lambda: num_hanging == 0)
+        end_back_off(pair)
         assert not pair.receiver.memory.writes
         assert await fetch(pair, keys) == ()

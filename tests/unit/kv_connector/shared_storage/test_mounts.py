@@ -22,7 +22,7 @@ from tests.unit.kv_connector.shared_storage.conftest import (
     left_aside,
     listing,
 )
-from tests.unit.kv_connector.store_tools import fetch, layout_of
+from tests.unit.kv_connector.store_tools import end_back_off, fetch, layout_of
 
 
 def remount_read_only(disk: Path) -> None:
@@ -40,7 +40,7 @@ async def test_a_mount_that_is_gone_is_not_filled_from_below(connect: Connect, s
         assert listing(settings) == []
         assert await fetch(pair, keys) == (0, 1)
         os.rename(away, settings.path)
-        await asyncio.sleep(0.3)
+        end_back_off(pair)
         assert await fetch(pair, keys) == ()
 
 
@@ -104,7 +104,7 @@ async def test_a_disk_that_is_full_costs_a_line_and_works_again_when_there_is_ro
         assert not left_aside(on_small)
         for path in files(on_small):
             path.unlink()
-        await asyncio.sleep(0.3)
+        end_back_off(pair)
         await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
         assert await fetch(pair, keys) == ()
 
@@ -124,12 +124,12 @@ async def test_a_mount_that_has_gone_leaves_the_disk_below_it_alone(
         assert await fetch(pair, keys) == (0, 1)
         assert listing(on_small) == []
         await asyncio.to_thread(move_mount, away, small_disk)
-        await asyncio.sleep(0.3)
+        end_back_off(pair)
         assert await fetch(pair, keys) == ()
         for path in files(on_small):
             path.unlink()
         (small_disk / "blocks").rmdir()  # by somebody who wants an empty store
-        await asyncio.sleep(0.3)
+        end_back_off(pair)
         await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
         assert await fetch(pair, keys) == ()
 
