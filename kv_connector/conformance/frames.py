@@ -15,7 +15,7 @@ from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.testing import Pair, open_node, random_keys
 from kvasir.kv_connector.testing.faulty import Fault, Faults, Faulty
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 NUM_BLOCKS = 6
 
 REFUSED = {

@@ -108,7 +108,7 @@ async def test_the_deadline_of_a_block_starts_when_it_is_published() -> None:
     world.transfer.progress(1)
     await asyncio.sleep(0.1)
     world.transfer.progress(4, committed=True)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert (await world.transfer.done()).missing == (0, 1, 2, 3)
     assert world.metrics.misses == {MissReason.TIMEOUT: 4}
     assert len(world.source.asked) == 2  # each batch once: what is late is not asked for again
@@ -132,7 +132,7 @@ async def test_cancel_at_any_time_ends_at_once(num_published: int) -> None:
     for _ in range(num_published):
         await asyncio.sleep(0)
     world.transfer.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert (await world.transfer.done()).missing == (0, 1, 2, 3)
     world.source.may_deliver.set()
     world.transfer.progress(4, committed=True)  # the router did not know yet
@@ -182,15 +182,15 @@ async def test_a_promise_outlives_a_peer_that_cannot_be_told_to_wait() -> None:
 
 async def test_a_receiver_that_was_stopped_itself_does_not_blame_its_source() -> None:
     """Whatever came meanwhile is taken in, and the source has the time that it had before, and is as fast."""
-    world = World(lambda num_tokens: 0.01, fetch_timeout_base_s=1.0, costs=CostRule(patience_s=1.0))
+    world = World(lambda num_tokens: 0.01, fetch_timeout_base_s=1.5, costs=CostRule(patience_s=1.5))
     world.source.may_deliver.clear()
     world.transfer.progress(4, committed=True)
     await until(lambda: len(world.source.asked) == 1)
     await asyncio.sleep(0.05)
-    time.sleep(1.8)  # noqa: ASYNC251  (on purpose)
+    time.sleep(2.3)  # noqa: ASYNC251  (on purpose)
     await asyncio.sleep(0.05)
     world.source.may_deliver.set()
     assert (await world.transfer.done()).missing == ()
     assert not world.metrics.misses
     assert len(world.source.asked) == 1
-    assert world.meter.rate is None or world.meter.rate.latency_s < 1.0
+    assert world.meter.rate is None or world.meter.rate.latency_s < 1.5

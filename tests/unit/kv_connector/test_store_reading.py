@@ -13,7 +13,7 @@ from kvasir.kv_connector.threads import Job, Threads
 
 KEYS = [StoreKey(str(index)) for index in range(7)]  # of which the trays take one, two and four
 VALUE_BYTES = 1 << 20
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 async def test_a_call_that_waits_is_known_for_it() -> None:

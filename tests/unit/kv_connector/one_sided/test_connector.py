@@ -24,7 +24,7 @@ from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.testing import LARGE, SMALL, ArrayMemory, Pair, pairs_of, random_keys, until
 from tests.cma import CmaChannel, CmaConnector, CmaEngine
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 SETTINGS = ConnectorSettings(name=CmaConnector.name, secret="a secret of the tests")
 
 
@@ -60,7 +60,7 @@ async def test_what_does_not_lie_in_the_pool_is_sent_along() -> None:
 
 
 async def test_a_receiver_that_never_says_that_it_is_done() -> None:
-    async with pair_of(lease_s=0.5) as pair:
+    async with pair_of(lease_s=2.0) as pair:
         keys, ticket = random_keys(4), pair.ticket()
         await pair.sender.sender.publish(ticket, pair.outgoing(keys))
         reader, writer = await converse(pair)
@@ -81,7 +81,7 @@ async def test_a_receiver_that_never_says_that_it_is_done() -> None:
 
 
 async def test_what_was_read_after_the_loan_is_thrown_away() -> None:
-    async with pair_of(lease_s=0.5, fetch_timeout_base_s=5.0) as pair:
+    async with pair_of(lease_s=2.0, fetch_timeout_base_s=20.0) as pair:
         await send_all(pair, 4)
         pair.receiver.memory.writes.clear()
         engine_of(pair).may_read.clear()
@@ -227,7 +227,7 @@ async def test_nothing_is_allocated_for_a_message_that_is_too_long() -> None:
                 else await asyncio.open_connection(*split_address(pair.sender.connector.endpoint))
             )
             writer.write(struct.pack("<I", (1 << 32) - 1) + bytes(100))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while await reader.read(1 << 16):
                     pass
             writer.close()
@@ -253,14 +253,19 @@ def test_a_block_is_found_by_where_its_bytes_are() -> None:
 
 @pytest.mark.parametrize("call", ["open", "close"])
 async def test_an_engine_that_hangs_holds_up_nobody_for_ever(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connector, "_ENGINE_TIMEOUT_S", 0.2)
     is_over = threading.Event()
-    monkeypatch.setattr(CmaEngine, call, lambda *_: is_over.wait())
+
+    def hang() -> None:
+        monkeypatch.setattr(connector, "_ENGINE_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(CmaEngine, call, lambda *_: is_over.wait())
+
     try:
         if call == "close":
             async with pair_of() as pair:
                 await send_all(pair, 4)
+                hang()
         else:
+            hang()
             with pytest.raises(KVTransferError, match="does not start"):
                 async with pair_of():
                     pass

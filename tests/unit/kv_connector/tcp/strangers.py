@@ -13,7 +13,7 @@ from kvasir.kv_connector.testing import Node, Pair, random_keys
 
 SECRET = "a secret of the tests"
 SETTINGS = ConnectorSettings(name="tcp", secret=SECRET)
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 KEYS = protocol.keys_of(SECRET)
 
 

@@ -23,8 +23,9 @@ from tests.unit.kv_connector.tcp.peer_process import HUGE, keys_of
 REPO = Path(__file__).resolve().parents[4]
 NUM_BLOCKS = 24
 START_S = 60.0
-DEADLINE_S = 30.0
-SETTINGS: dict[str, Any] = {"name": "tcp", "secret": "s", "window_bytes": 64 << 20}
+DEADLINE_S = 60.0
+# Of few blocks: most have not been asked for when the first has landed.
+SETTINGS: dict[str, Any] = {"name": "tcp", "secret": "s", "window_bytes": 16 << 20}
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from kvasir.kv_connector.tcp import protocol
 from kvasir.kv_connector.testing import LARGE, SMALL, Pair, open_node, random_keys, until
 from tests.zmtp_proxy import Message, ZmtpProxy
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 NUM_BLOCKS = 12
 HEAD = 1 + protocol.NUMBER_BYTES
 
