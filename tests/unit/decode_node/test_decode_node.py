@@ -10,7 +10,7 @@ from kvasir.engine.request import RequestId
 from kvasir.engine.step import Sampled, StepPlan
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.proto import common_pb2, decode_pb2
-from tests.unit.node.fakes import continue_decode, decode, generate, progress, request, start_decode
+from tests.unit.node.fakes import WITHIN_S, continue_decode, decode, generate, progress, request, start_decode
 
 MEMORY = ConnectorSettings(name="memory")
 TICKET = common_pb2.Ticket(transfer_id="t", connector="memory", endpoints=[common_pb2.Endpoint(address="nobody")])
@@ -182,7 +182,7 @@ async def test_a_ticket_that_is_none_is_refused() -> None:
 async def test_abort_may_come_before_admission() -> None:
     gate = threading.Event()
     async with decode(MEMORY) as node:
-        node.runner.before_step = lambda: gate.wait(10)
+        node.runner.before_step = lambda: gate.wait(WITHIN_S)
         await node.send(**start_decode(1, request([1], 4)))
         await node.send(**continue_decode(1, []))
         await node.until(lambda: 1 in node.admitted)
@@ -198,7 +198,7 @@ async def test_draining_takes_nothing_new_and_lets_the_rest_finish() -> None:
     async with decode(MEMORY) as node:
         await node.send(**start_decode(1, request([1, 2], 20)))
         await node.until(lambda: 1 in node.admitted)
-        answer = await node.stub.Drain(common_pb2.DrainRequest(grace_s=5), timeout=10)
+        answer = await node.stub.Drain(common_pb2.DrainRequest(grace_s=WITHIN_S), timeout=WITHIN_S)
         assert answer.num_in_flight == 1
         await node.send(**start_decode(2, request([1, 2], 20)))
         await node.ends(2)
@@ -207,7 +207,7 @@ async def test_draining_takes_nothing_new_and_lets_the_rest_finish() -> None:
         await node.send(**continue_decode(1, []))
         await node.ends(1)
         assert node.outputs[1] == generate([1, 2], 20)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WITHIN_S):
             await node.node.drained()
 
 
@@ -217,7 +217,7 @@ async def test_one_message_a_step_carries_all_requests() -> None:
         sizes: list[int] = []
         node.on_event = lambda event: sizes.append(len(event.step.outputs)) if event.step.outputs else None
         gate = threading.Event()
-        node.runner.before_step = lambda: gate.wait(10)
+        node.runner.before_step = lambda: gate.wait(WITHIN_S)
         for handle in (1, 2, 3):
             await node.send(**start_decode(handle, request([handle], 30)))
         for handle in (1, 2, 3):

@@ -4,10 +4,12 @@ import asyncio
 import itertools
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 from zlib import crc32
+
+import grpc.aio
 
 from kvasir.common.grpc_client import open_channel
 from kvasir.common.grpc_server import bind, new_server
@@ -45,7 +47,7 @@ MODEL = ModelInfo(
     dtype="float32",
     layout=LAYOUT,
 )
-WITHIN_S = 20
+WITHIN_S = 60
 
 _epochs = itertools.count(1)
 
@@ -145,15 +147,26 @@ class Running:
         async with self._writing:  # a call takes one write at a time
             await self.call.write(self._command(number=next(self._numbers), **command))
 
-    async def run(self, session_id: str) -> None:
-        self.call = self.stub.Session(timeout=120)
+    @asynccontextmanager
+    async def session(self, session_id: str = "router/1") -> AsyncIterator["Running"]:
+        self._hearing = asyncio.create_task(self._hear(session_id))
+        try:
+            await self.until(lambda: self.heartbeat is not None)
+            yield self
+        finally:
+            self._hearing.cancel()
+            await asyncio.gather(self._hearing, return_exceptions=True)
+
+    async def _hear(self, session_id: str) -> None:
+        self.call = self.stub.Session(timeout=300)
         await self.call.write(self._command(open=common_pb2.OpenSession(session_id=session_id)))
         async for event in self.call:
             self._take(event)
             self.on_event(event)
             acknowledge = common_pb2.Acknowledge(last_event=self.last_event)
             async with self._writing:
-                await self.call.write(self._command(acknowledge=acknowledge))
+                with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # the call has ended: reading tells why
+                    await self.call.write(self._command(acknowledge=acknowledge))
 
     def _take(self, event: common_pb2.SessionEvent) -> None:
         self.last_event = max(self.last_event, event.number)
@@ -175,8 +188,11 @@ class Running:
         self.transfers.update({one.handle: one for one in event.step.transfers})
 
     async def until(self, condition: Callable[[], object]) -> None:
+        """What nobody hears any more is not waited for: what has ended the session is raised."""
         async with asyncio.timeout(WITHIN_S):
             while not condition():
+                if self._hearing.done() and not self._hearing.cancelled():
+                    self._hearing.result()
                 await asyncio.sleep(0.005)
 
     async def ends(self, handle: int) -> None:
@@ -212,14 +228,10 @@ async def running(node: Any, runner: KVRunner, session_id: str = "router/1") -> 
     await server.start()
     grpc_stub = prefill_pb2_grpc.PrefillServiceStub if is_prefill else decode_pb2_grpc.DecodeServiceStub
     command = prefill_pb2.PrefillCommand if is_prefill else decode_pb2.DecodeCommand
-    session = Running(node, runner, grpc_stub(channel), command)
-    task = asyncio.create_task(session.run(session_id))
     try:
-        await session.until(lambda: session.heartbeat is not None)
-        yield session
+        async with Running(node, runner, grpc_stub(channel), command).session(session_id) as session:
+            yield session
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
         await channel.close(None)
         await server.stop(None)
         await node.close()  # checks the engine's invariants

@@ -63,16 +63,11 @@ async def node(role: str, *arguments: str) -> AsyncIterator[asyncio.subprocess.P
 
 @asynccontextmanager
 async def session(announced: registry_pb2.AnnounceRequest, stub: Any, command: Any) -> AsyncIterator[Running]:
-    channel = open_channel(announced.address, SECRET)
-    running = Running(None, None, stub(channel), command)  # type: ignore[arg-type]
-    task = asyncio.create_task(running.run("router/1"))
-    try:
-        await running.until(lambda: running.heartbeat is not None)
+    async with (
+        open_channel(announced.address, SECRET) as channel,
+        Running(None, None, stub(channel), command).session() as running,  # type: ignore[arg-type]
+    ):
         yield running
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await channel.close(None)
 
 
 async def through_both(sender: Running, receiver: Running, handle: int, prompt: list[int], endpoint: str) -> list[int]:
@@ -128,7 +123,7 @@ async def test_what_both_say_together_is_what_one_says_alone(model_dir: Path) ->
                 assert together == await alone(receiver, 100 + handle, prompt)
             for process in (prefill, decode):
                 process.send_signal(signal.SIGTERM)
-            assert await asyncio.wait_for(prefill.wait(), 30) == 0
-            assert await asyncio.wait_for(decode.wait(), 30) == 0
+            assert await asyncio.wait_for(prefill.wait(), 60) == 0
+            assert await asyncio.wait_for(decode.wait(), 60) == 0
         assert registry.withdrawn == {first.address, second.address}
     await server.stop(None)

@@ -34,7 +34,7 @@ from tests.unit.node.fakes import (
 )
 
 SECRET = "a secret of some length"
-WITHIN_S = 20
+WITHIN_S = 60
 STATUS = health_pb2.HealthCheckResponse
 
 KIND = NodeKind(
@@ -66,14 +66,9 @@ class Process:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Running]:
-        running = Running(None, self.runner, decode_pb2_grpc.DecodeServiceStub(self.channel), decode_pb2.DecodeCommand)
-        task = asyncio.create_task(running.run("router/1"))
-        try:
-            await running.until(lambda: running.heartbeat is not None)
+        stub = decode_pb2_grpc.DecodeServiceStub(self.channel)
+        async with Running(None, self.runner, stub, decode_pb2.DecodeCommand).session() as running:
             yield running
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
 
 @asynccontextmanager

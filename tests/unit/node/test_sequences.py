@@ -10,6 +10,7 @@ from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.proto import common_pb2
 from tests.fakes import fake_score
 from tests.unit.node.fakes import (
+    WITHIN_S,
     Running,
     continue_decode,
     decode,
@@ -95,7 +96,7 @@ async def test_cancelling_one_by_one_frees_all() -> None:
 async def test_seats_are_counted_by_sequences() -> None:
     async with decode(MEMORY, max_num_seqs=4) as node:
         gate = threading.Event()
-        node.runner.before_step = lambda: gate.wait(10)
+        node.runner.before_step = lambda: gate.wait(WITHIN_S)
         await node.send(**start_decode(1, request([1], 20, num_sequences=3)))
         await node.send(**continue_decode(1, []))
         await node.until(lambda: 1 in node.admitted)

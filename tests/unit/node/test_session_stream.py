@@ -17,7 +17,7 @@ from kvasir.node.session_stream import serve_session
 from kvasir.proto import common_pb2, prefill_pb2, prefill_pb2_grpc
 from tests.waiting import until
 
-WITHIN_S = 20
+WITHIN_S = 60
 
 
 class Host(prefill_pb2_grpc.PrefillServiceServicer):

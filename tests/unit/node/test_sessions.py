@@ -101,7 +101,7 @@ async def test_telling_wakes_the_writer() -> None:
     waiting = asyncio.create_task(session.changed.wait())
     await asyncio.sleep(0)
     session.tell(common_pb2.StepOutput(step=1))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await waiting
 
 

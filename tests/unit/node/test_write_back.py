@@ -16,6 +16,7 @@ from kvasir.kv_connector.registry import open_connector
 from kvasir.kv_connector.settings import ConnectorSettings
 from tests.unit.node.fakes import (
     BLOCK_SIZE,
+    WITHIN_S,
     Running,
     continue_decode,
     decode,
@@ -134,7 +135,7 @@ async def test_a_drain_waits_for_what_is_being_written(tmp_path: Path, monkeypat
         await asyncio.sleep(0.15)
         assert not drained.done()
         slow.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WITHIN_S):
             await drained
         assert node.node.transfer_metrics.blocks_stored == 4
 

@@ -9,7 +9,7 @@ import pytest
 from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.proto import common_pb2, prefill_pb2
-from tests.unit.node.fakes import Running, generate, prefill, request, start_prefill, ticket_for
+from tests.unit.node.fakes import WITHIN_S, Running, generate, prefill, request, start_prefill, ticket_for
 
 MEMORY = ConnectorSettings(name="memory")
 
@@ -65,7 +65,7 @@ async def test_a_first_token_that_ends_it_leaves_nothing_behind(fields: dict[str
 async def test_cancel_acts_between_chunks_and_returns_every_block() -> None:
     async with prefill(MEMORY) as node:
         step = threading.Semaphore(0)
-        node.runner.before_step = lambda: step.acquire(timeout=10)
+        node.runner.before_step = lambda: step.acquire(timeout=WITHIN_S)
         await start(node, 1, list(range(100)))
         step.release()
         step.release()
@@ -98,7 +98,7 @@ async def test_blocks_that_nobody_fetches_come_back_when_the_lease_ends() -> Non
 async def test_a_lost_session_cancels_what_is_computed_for_it() -> None:
     async with prefill(MEMORY) as node:
         gate = threading.Event()
-        node.runner.before_step = lambda: gate.wait(10)
+        node.runner.before_step = lambda: gate.wait(WITHIN_S)
         await start(node, 1, list(range(100)))
         await node.until(lambda: 1 in node.admitted)
         (session,) = node.node.sessions
@@ -122,7 +122,7 @@ async def test_a_lost_session_lets_go_of_what_was_handed_off() -> None:
 async def test_a_queue_that_is_full_is_an_answer() -> None:
     async with prefill(MEMORY, max_num_queued_tokens=60, max_num_seqs=2) as node:
         gate = threading.Event()
-        node.runner.before_step = lambda: gate.wait(10)
+        node.runner.before_step = lambda: gate.wait(WITHIN_S)
         await start(node, 1, list(range(50)))
         await node.until(lambda: 1 in node.admitted)
         await asyncio.sleep(0)
@@ -139,7 +139,7 @@ async def test_a_queue_that_is_full_is_an_answer() -> None:
 async def test_more_than_the_queue_holds_is_refused_until_there_is_room() -> None:
     async with prefill(MEMORY, max_num_queued_tokens=100) as node:
         step = threading.Semaphore(1)
-        node.runner.before_step = lambda: step.acquire(timeout=10)
+        node.runner.before_step = lambda: step.acquire(timeout=WITHIN_S)
         await start(node, 1, list(range(80)))
         await node.until(lambda: node.node.engine.stats().num_queued_tokens > 60)
         await start(node, 2, list(range(100, 150)))
@@ -223,7 +223,7 @@ async def test_a_drain_waits_for_the_blocks_that_are_still_to_be_fetched() -> No
         await asyncio.sleep(0.15)
         assert not drained.done()
         await node.send(**release(1))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WITHIN_S):
             await drained
 
 
