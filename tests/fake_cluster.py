@@ -13,7 +13,7 @@ from tests.fake_engine import Fabric
 from tests.fake_node import FakeNode
 from tests.waiting import until
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class FakeCluster:

@@ -41,6 +41,7 @@ class Behaviour:
     chunk_s: float = 0.0  # a prefill chunk takes so long
     fetch_s: float = 0.0  # a block's way takes so long
     token_s: float = 0.0
+    most_tokens: int | None = None  # a request stands still with so many of each sequence, until there may be more
     num_blocks: int = 512
     max_num_seqs: int = 64
     max_model_len: int = 4096
@@ -164,6 +165,9 @@ class FakeEngine:
         scores = self._scores(request)
         while request.open:
             await asyncio.sleep(self.behaviour.token_s)
+            if self.behaviour.most_tokens is not None and len(request.outputs[0]) >= self.behaviour.most_tokens:
+                await asyncio.sleep(0.001)
+                continue
             outputs = []
             for sequence in sorted(request.open):
                 token, reason = request.sample(sequence)

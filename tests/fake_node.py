@@ -70,7 +70,7 @@ class FakeNode(FakeEngine):
         async with grpc.aio.insecure_channel(registry_address) as channel:
             stub = registry_pb2_grpc.RegistryServiceStub(channel)
             request = registry_pb2.AnnounceRequest(address=self.address, node=self.description())
-            answer: registry_pb2.AnnounceResponse = await stub.Announce(request, timeout=10)
+            answer: registry_pb2.AnnounceResponse = await stub.Announce(request, timeout=60)
             return answer
 
     # --- what it shows -----------------------------------------------------------------------------------------

@@ -98,6 +98,7 @@ async def running_workers(folder: Path, *options: str, is_static: bool = False) 
             *("--api-key-file", str(folder / "keys.yaml")),
             # Silence means less here than on machines of their own.
             *("--heartbeat-timeout-s", "10"),
+            *("--max-token-wait-s", "0"),  # an event a token, however busy the machine is
             env={k: v for k, v in os.environ.items() if not k.startswith("KVASIR_")}
             | {"PYTHONPATH": str(REPO / "src")},
             stderr=asyncio.subprocess.PIPE,

@@ -20,7 +20,7 @@ async def test_what_comes_while_a_call_is_on_its_way_goes_with_the_next() -> Non
         return [10 * number for number in numbers]
 
     batches = Batches(send)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         first = batches.add(1)
         await asyncio.sleep(0)
         second, third = batches.add(2), batches.add(3)
@@ -69,7 +69,7 @@ async def test_a_call_that_is_cancelled_or_answered_wrongly_is_not_the_last() ->
         return []
 
     batches = Batches(send)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         first = batches.add(1)
         await asyncio.wait([first])
         assert first.cancelled()

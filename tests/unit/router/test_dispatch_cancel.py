@@ -44,7 +44,7 @@ async def test_two_hundred_clients_leave_at_random_points() -> None:
 async def test_client_that_leaves_between_two_tokens_frees_the_seat_at_once() -> None:
     async with fake_cluster(token_s=0.005) as cluster:
         async with aclosing(cluster.dispatcher.generate(a_request(max_tokens=2000))) as deltas:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 for _ in range(10):
                     await anext(deltas)
         assert cluster.dispatcher.num_in_flight == 0
@@ -56,7 +56,7 @@ async def test_client_that_never_reads_costs_no_more_than_its_tokens() -> None:
     """What nodes say is acted on whether or not anybody asks for the next token."""
     async with fake_cluster() as cluster:
         deltas = cluster.dispatcher.generate(a_request())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             first = await anext(deltas)
         await cluster.settle()
         assert tokens_of([first, *await collect(deltas)]) == expected_tokens(a_request().prompt_token_ids, 12, seed=7)

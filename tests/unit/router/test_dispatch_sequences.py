@@ -57,7 +57,7 @@ async def test_a_reader_may_stop_one_sequence_and_read_on() -> None:
     async with fake_cluster(token_s=0.005) as cluster:
         request, reader = a_request(max_tokens=60, num_sequences=3), Reader()
         lengths = [0, 0, 0]
-        async with asyncio.timeout(20), aclosing(cluster.dispatcher.generate(request, reader)) as deltas:
+        async with asyncio.timeout(60), aclosing(cluster.dispatcher.generate(request, reader)) as deltas:
             async for delta in deltas:
                 lengths[delta.sequence] += len(delta.token_ids)
                 if delta.sequence == 1 and lengths[1] == 5:
@@ -73,7 +73,7 @@ async def test_a_reader_that_stops_all_has_ended_it() -> None:
     async with fake_cluster(token_s=0.005) as cluster:
         reader = Reader()
         deltas = cluster.dispatcher.generate(a_request(max_tokens=2000, num_sequences=2), reader)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await anext(deltas)
             reader.stop(0)
             reader.stop(1)
@@ -85,7 +85,7 @@ async def test_a_reader_that_stops_all_has_ended_it() -> None:
 async def test_a_client_that_leaves_takes_all_sequences_with_it() -> None:
     async with fake_cluster(token_s=0.005) as cluster:
         async with (
-            asyncio.timeout(20),
+            asyncio.timeout(60),
             aclosing(cluster.dispatcher.generate(a_request(max_tokens=2000, num_sequences=8))) as deltas,
         ):
             for _ in range(20):

@@ -14,7 +14,7 @@ from kvasir.router.grpc_stream import GrpcStream, open_stream
 from tests.tcp_proxy import TcpProxy
 from tests.waiting import until
 
-WITHIN_S = 20
+WITHIN_S = 60
 METHOD = "/kvasir.test.Service/Call"
 Handler = Callable[[AsyncIterator[bytes], Any], AsyncIterator[bytes]]
 

@@ -33,7 +33,7 @@ async def raw(router: Router, method: str, target: str, headers: str = "") -> in
     writer.write(
         f"{method} {target} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\nconnection: close\r\n{headers}\r\n".encode()
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         answer = await reader.read()
     writer.close()
     await writer.wait_closed()

@@ -27,7 +27,7 @@ async def port() -> AsyncIterator[int]:
 async def answer_to(port: int, *parts: bytes, then: bytes = b"", num_more: int = 0) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             with suppress(ConnectionError):  # it may be refused before all is sent
                 for part in itertools.chain(parts, itertools.repeat(then, num_more)):
                     writer.write(part)
@@ -124,7 +124,7 @@ async def test_a_client_that_ends_its_side_is_answered(port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         writer.write_eof()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             answer = await read_to_end(reader)
         writer.close()
         assert answer.startswith(b"HTTP/1.1 200 ")

@@ -51,7 +51,7 @@ async def refusal(*options: str, **environment: str) -> str:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_it_serves_and_stops_with_status_0(model_dir: Path, number: signal.Signals) -> None:
     async with router_process("--model", str(model_dir), "--port", "0", "--served-model-name", "tiny") as process:
-        async with httpx.AsyncClient(base_url=await url_of(process), timeout=10) as client:
+        async with httpx.AsyncClient(base_url=await url_of(process), timeout=60) as client:
             assert (await client.get("/health")).status_code == 200
             assert (await client.get("/ready")).status_code == 503
             assert (await client.get("/v1/models")).json()["data"][0]["id"] == "tiny"
@@ -67,7 +67,7 @@ async def test_keys_come_from_the_environment_too(model_dir: Path, keys: str) ->
     options = ("--model", str(model_dir), "--port", "0")
     async with (
         router_process(*options, KVASIR_ROUTER_API_KEY=keys) as process,
-        httpx.AsyncClient(base_url=await url_of(process), timeout=10) as client,
+        httpx.AsyncClient(base_url=await url_of(process), timeout=60) as client,
     ):
         assert (await client.get("/v1/models")).status_code == 401
         for key in ("one", "two"):

@@ -50,7 +50,7 @@ def tokens(events: list[Event]) -> list[int]:
 
 
 async def loss_of(session: NodeSession) -> str:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         return await session.lost()
 
 

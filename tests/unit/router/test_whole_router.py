@@ -54,7 +54,7 @@ async def whole_router(**config: Any) -> AsyncIterator[tuple[httpx.AsyncClient, 
         app = create_app(api, responses, tokens, overview, keys_of([]), metrics)
         async with (
             running_http_server(app, "127.0.0.1", 0, grace_s=1) as server,
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as client,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client,
         ):
             yield client, cluster
 

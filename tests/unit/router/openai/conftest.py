@@ -72,11 +72,11 @@ class Router:
         self.key = key
         self.http = httpx.AsyncClient(
             base_url=self.url,
-            timeout=20,
+            timeout=60,
             headers={"authorization": f"Bearer {key}", "content-type": "application/json"},
             event_hooks={"response": [check_answer]},
         )
-        self.openai = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20)
+        self.openai = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
 
     async def post(self, path: str, **body: object) -> httpx.Response:
         return await self.http.post(path, json={"model": "m", **body})
@@ -105,10 +105,11 @@ async def running_router(
     trusts_requests: bool = False,
     key_limits: Limits = NO_LIMITS,
     isolates_tenants: bool = False,
+    grammar_timeout_s: float = 60,  # how busy this machine is refuses no grammar
 ) -> AsyncIterator[Router]:
     dispatcher = FakeDispatcher(limits, script)
     folder = tempfile.TemporaryDirectory()
-    grammars = GrammarChecker(save_byte_level(Path(folder.name)), num_workers=1)
+    grammars = GrammarChecker(save_byte_level(Path(folder.name)), num_workers=1, timeout_s=grammar_timeout_s)
     metrics = Metrics({"model_name": "m"})
     router_metrics = RouterMetrics(metrics)
     renderer = ChatRenderer(ChatTemplate(TEMPLATE, SPECIAL_TOKENS), trusts_requests=trusts_requests)

@@ -45,7 +45,7 @@ async def test_leaving_while_the_body_is_sent() -> None:
         await asyncio.sleep(0.1)
         writer.close()
         await writer.wait_closed()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while await outcomes(router) != {"abort": 1}:
                 await asyncio.sleep(0.01)
         assert router.dispatcher.requests == []
@@ -77,8 +77,8 @@ async def test_one_choice_that_fails_ends_the_others() -> None:
 
 
 async def test_stopping_lets_a_stream_finish_and_takes_nothing_new() -> None:
-    async with running_router(lambda _: [TOKEN, 0.5, LAST]) as router:
-        client = httpx.AsyncClient(base_url=router.url, timeout=10)
+    async with running_router(lambda _: [TOKEN, 0.1, LAST]) as router:
+        client = httpx.AsyncClient(base_url=router.url, timeout=60)
         running = asyncio.create_task(
             client.post("/v1/completions", json={"model": "m", "prompt": "p", "stream": True})
         )
@@ -92,7 +92,7 @@ async def test_stopping_lets_a_stream_finish_and_takes_nothing_new() -> None:
 
 async def test_what_outlasts_the_grace_time_is_cut_off_and_closed() -> None:
     async with running_router(lambda _: [TOKEN, 1000.0]) as router:
-        client = httpx.AsyncClient(base_url=router.url, timeout=10)
+        client = httpx.AsyncClient(base_url=router.url, timeout=60)
         running = asyncio.create_task(
             client.post("/v1/completions", json={"model": "m", "prompt": "p", "stream": True})
         )

@@ -140,7 +140,7 @@ async def test_a_server_that_is_down_is_left_alone_until_it_is_up(failures: Fail
         with pytest.raises(StoreUnavailable):
             await taken(notes)
         server.start()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 await notes.new_log("o", ORIGIN, 20).begin(REQUESTS)
                 try:
@@ -165,7 +165,7 @@ async def test_whatever_answers_there_for_a_while_is_asked_again(failures: Failu
             writer.write(b"-MOVED nowhere\r\n")
             writer.close()
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             async with await asyncio.start_server(answer, "127.0.0.1", server.port):
                 await notes.new_log("o", ORIGIN, 20).begin(REQUESTS)
                 num_asked_at_first = num_asked

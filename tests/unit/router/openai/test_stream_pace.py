@@ -38,7 +38,7 @@ async def test_each_token_is_sent_before_the_next_is_there() -> None:
 
     async with (
         running_router(script) as router,  # type: ignore[arg-type]
-        asyncio.timeout(20),
+        asyncio.timeout(60),
         router.http.stream("POST", "/v1/completions", json=BODY, headers=GZIP) as response,
         aclosing(events_of(response)) as events,
     ):
@@ -59,7 +59,7 @@ async def test_headers_do_not_wait_for_a_first_token_that_takes_long(monkeypatch
             yield 0.001
         yield NodeUnavailable("all nodes are gone")
 
-    async with running_router(script) as router, asyncio.timeout(20):  # type: ignore[arg-type]
+    async with running_router(script) as router, asyncio.timeout(60):  # type: ignore[arg-type]
         async with router.http.stream("POST", "/v1/completions", json=BODY) as response:
             assert response.status_code == 200
             assert response.headers["content-type"].startswith("text/event-stream")

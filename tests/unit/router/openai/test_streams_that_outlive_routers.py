@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class RouterProcess:
             *(sys.executable, "-m", "kvasir.router", "--model", str(folder), "--served-model-name", "m"),
             *("--port", self.url.rpartition(":")[2], "--grpc-listen", f"127.0.0.1:{free_port()}", *nodes),
             *("--streams-redis-url", redis_url, "--heartbeat-timeout-s", "10"),
+            *("--max-token-wait-s", "0"),  # an event a token, however busy the machine is
         ]
         self._process: asyncio.subprocess.Process | None = None
 
@@ -100,6 +101,15 @@ class Pair:
         self.routers = routers
         self.decode = decode
         self.redis = redis
+
+    @contextmanager
+    def none_ends(self, most_tokens: int) -> Iterator[None]:
+        """However slow routers and readers are meanwhile: no sequence has more tokens."""
+        self.decode.behaviour.most_tokens = most_tokens
+        try:
+            yield
+        finally:
+            self.decode.behaviour.most_tokens = None
 
 
 @pytest.fixture(scope="module")
@@ -174,13 +184,19 @@ async def test_whoever_still_reads_where_it_was_gets_no_token_more(pair: Pair) -
     path, body = REQUESTS[1]
     enough = asyncio.Event()
     await _clear(pair.redis)
-    staying = asyncio.create_task(
-        one.read(path, asked(path, **body, max_tokens=400), on_event=lambda number: number > 20 and enough.set())
-    )
-    await asyncio.wait_for(enough.wait(), TIMEOUT_S)
-    stream = (await _only_key(pair.redis)).rpartition(":")[2]
-    moved = await other.read(path, None, f"{stream}:10", on_event=lambda number: number == 300)
-    left = await staying
+    with pair.none_ends(350):
+        staying = asyncio.create_task(
+            one.read(path, asked(path, **body, max_tokens=400), on_event=lambda number: number > 20 and enough.set())
+        )
+        await asyncio.wait_for(enough.wait(), TIMEOUT_S)
+        stream = (await _only_key(pair.redis)).rpartition(":")[2]
+
+        def go_on(number: int) -> bool:
+            pair.decode.behaviour.most_tokens = None  # it has moved
+            return number == 300
+
+        moved = await other.read(path, None, f"{stream}:10", on_event=go_on)
+        left = await staying
     assert left[-1][1] != "[DONE]"
     assert "error" not in left[-1][1], "it just ends, as a connection does"
     assert dict(left[10:]).items() <= dict(moved).items(), "the same events"
@@ -228,12 +244,13 @@ async def test_a_router_is_killed_in_the_midst(pair: Pair) -> None:
         events = await one.read(path, asked(path, **body), on_event=seen)
         return events + await other.read(path, None, events[-1][0])
 
-    following = asyncio.gather(*(follow(at) for at in range(len(REQUESTS))))
-    async with asyncio.timeout(TIMEOUT_S):
-        while min(counts) < 10:
-            await asyncio.sleep(0.001)
-    num_started = len(pair.decode.started)
-    await one.end()
+    with pair.none_ends(NUM_TOKENS - 1):
+        following = asyncio.gather(*(follow(at) for at in range(len(REQUESTS))))
+        async with asyncio.timeout(TIMEOUT_S):
+            while min(counts) < 10:
+                await asyncio.sleep(0.001)
+        num_started = len(pair.decode.started)
+        await one.end()
     answers = await following
     assert [texts(events) for events in answers] == wholes
     begun = pair.decode.started[num_started:]
@@ -294,9 +311,17 @@ async def test_what_only_one_router_knows_is_gone_on_with_there_alone(pair: Pair
     path, body = REQUESTS[1]
     whole = texts(await other.read(path, asked(path, **body)))
     await _clear(pair.redis)
+    pair.decode.behaviour.most_tokens = NUM_TOKENS - 1
+
+    def lose_the_redis(number: int) -> None:
+        if number == 12:
+            pair.redis.freeze()
+            pair.decode.behaviour.most_tokens = None
+
     try:
-        events = await one.read(path, asked(path, **body), on_event=lambda number: number == 12 and pair.redis.freeze())
+        events = await one.read(path, asked(path, **body), on_event=lose_the_redis)
     finally:
+        pair.decode.behaviour.most_tokens = None
         pair.redis.thaw()
     assert texts(events) == whole
     assert "." not in events[11][0]

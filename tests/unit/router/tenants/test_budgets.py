@@ -42,7 +42,7 @@ async def test_what_is_charged_afterwards_counts(budgets: Budgets) -> None:
 async def test_a_budget_fills_again_but_never_over(budgets: Budgets) -> None:
     fast = Budget(2, 1000)
     await budgets.take("a", fast, 2)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not (found := await budgets.take("a", fast, 0)).is_allowed or found.left < 2:
             await asyncio.sleep(0.001)
     await asyncio.sleep(0.02)
@@ -54,7 +54,7 @@ async def test_a_place_is_free_again_when_left_or_forgotten(budgets: Budgets) ->
     assert await budgets.enter("a", "two", 2, 0.05)
     await budgets.leave("a", "one")
     assert await budgets.enter("a", "three", 2, 60)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not await budgets.enter("a", "four", 2, 60):
             await asyncio.sleep(0.01)
     assert not await budgets.enter("a", "five", 2, 60)

@@ -109,7 +109,7 @@ async def test_a_client_that_leaves_while_it_is_given_a_place_gives_it_back() ->
     world = World(max_concurrent_requests=1)
     world.limiter = Limiter(FarAway(), 600)
     leaving = asyncio.create_task(world.ask())
-    await asyncio.wait_for(is_asked.wait(), 5)
+    await asyncio.wait_for(is_asked.wait(), 60)
     leaving.cancel()
     is_told.set()
     with pytest.raises(asyncio.CancelledError):

@@ -29,7 +29,7 @@ async def open_door(hand: Callable[[socket.socket], bool]) -> AsyncIterator[int]
 
 
 async def ask(port: int) -> bytes:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         answer = await reader.read()
         writer.close()

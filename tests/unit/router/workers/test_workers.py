@@ -185,9 +185,9 @@ async def test_a_signal_lets_all_workers_finish_what_they_have_begun(tmp_path: P
         await workers.until(lambda: _load_is(workers, 5))
         await asyncio.sleep(0.1)
         workers.process.send_signal(signal.SIGTERM)
-        events = await asyncio.wait_for(asyncio.gather(*reading), 30)
+        events = await asyncio.wait_for(asyncio.gather(*reading), 60)
         assert all(one[-1][1] == "[DONE]" for one in events)
-        assert await asyncio.wait_for(workers.process.wait(), 30) == 0
+        assert await asyncio.wait_for(workers.process.wait(), 60) == 0
         assert not workers.decode.requests
 
 
