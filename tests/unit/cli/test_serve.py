@@ -6,6 +6,10 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +91,36 @@ async def test_from_start_to_ctrl_c(capsys: pytest.CaptureFixture[str]) -> None:
     assert seen.lines[-3:] == ["serve: stopping router", "serve: stopping decode-0", "serve: stopped"]
 
 
+@asynccontextmanager
+async def up_already(*router_paths: str) -> AsyncIterator[list[ChildSpec]]:
+    """As `cluster`, but answered for by the test itself: how fast processes start decides nothing."""
+    specs = []
+    async with AsyncExitStack() as stack:
+        for spec, paths in zip(cluster(), (["/health"], router_paths), strict=True):
+            server = await asyncio.start_server(partial(answer, paths), "127.0.0.1", 0)
+            await stack.enter_async_context(server)
+            health = ("127.0.0.1", server.sockets[0].getsockname()[1])
+            specs.append(replace(spec, health=health, command=(sys.executable, "-c", "import time; time.sleep(600)")))
+        yield specs
+
+
+async def answer(paths: Sequence[str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    path = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
+    writer.write(b"HTTP/1.1 %d x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % (200 if path in paths else 503))
+    writer.close()
+
+
 async def test_a_cluster_that_is_never_ready_says_what_it_waits_for() -> None:
-    with pytest.raises(CannotStart, match=r"not ready after 1\.5 s; still waiting for: router"):
-        await asyncio.wait_for(run(ServeConfig(start_timeout_s=1.5), cluster(), "m", Seen()), DEADLINE_S)
+    async with up_already() as specs:
+        with pytest.raises(CannotStart, match=r"not ready after 1\.5 s; still waiting for: router"):
+            await asyncio.wait_for(run(ServeConfig(start_timeout_s=1.5), specs, "m", Seen()), DEADLINE_S)
 
 
 async def test_up_but_no_generation_yet() -> None:
     seen = Seen()
-    with pytest.raises(CannotStart, match="a first generation"):
-        await asyncio.wait_for(run(ServeConfig(start_timeout_s=4), cluster("/health"), "m", seen), DEADLINE_S)
+    async with up_already("/health") as specs:
+        with pytest.raises(CannotStart, match="a first generation"):
+            await asyncio.wait_for(run(ServeConfig(start_timeout_s=1.5), specs, "m", seen), DEADLINE_S)
     assert any("decode-0 is up" in line for line in seen.lines)
 
 
@@ -125,8 +150,9 @@ def pid_listening_on(spec: ChildSpec) -> int:
     """By its command line: the service itself has long replaced its leash."""
     wanted = "\0".join(spec.command).encode()
     for process in Path("/proc").iterdir():
-        if process.name.isdigit() and (process / "cmdline").read_bytes().startswith(wanted):
-            return int(process.name)
+        with suppress(OSError):  # others come and go
+            if process.name.isdigit() and (process / "cmdline").read_bytes().startswith(wanted):
+                return int(process.name)
     raise AssertionError(f"no process {spec.command}")
 
 
