@@ -104,7 +104,9 @@ class NodeConfig(ServiceConfig):
         description="Of them, longer than long_prefill_token_threshold: shorter ones may pass; 0: any number.",
     )
     watermark: float = Field(default=0.01, ge=0, lt=1, description="Share of blocks kept free of newcomers.")
-    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    scheduling_policy: Literal["fcfs", "priority"] = Field(
+        default="fcfs", description="Who is computed first, and gives way last; priority: the lower it is, the earlier."
+    )
     priority_aging_s: float = Field(
         default=10.0, ge=0, description="priority: a waiting request gains one level in so many seconds; 0: never."
     )

@@ -48,6 +48,7 @@ async def running_cluster(
         max_num_queued_tokens=config.max_num_queued_tokens,
         node_wait_s=config.node_wait_s,
         num_sharing=config.workers,
+        priority_aging_s=config.priority_aging_s,
     )
     dispatcher = Dispatcher(
         pool,

@@ -102,6 +102,9 @@ class RouterConfig(ServiceConfig, env_prefix="KVASIR_ROUTER_"):
     max_num_queued_tokens: int | None = Field(
         default=None, gt=0, description="More waiting prompt tokens are refused; default: 8 times what the caches hold."
     )
+    priority_aging_s: float = Field(
+        default=10.0, ge=0, description="A waiting request gains one level of priority in so many seconds; 0: never."
+    )
     request_timeout_s: float = Field(default=600.0, gt=0, description="Longest life of one request.")
     max_attempts: int = Field(default=8, gt=0, description="A request that loses this many nodes fails.")
     node_wait_s: float = Field(default=10.0, ge=0, description="How long a request waits for a node to come (back).")

@@ -43,7 +43,7 @@ class Placement:
 class Turn:
     """A request's place in the line, kept for all of its life."""
 
-    priority: int
+    due_s: float  # smaller is earlier
     number: int
 
 
@@ -68,15 +68,21 @@ class AdmissionQueue:
         max_num_queued_tokens: int | None,
         node_wait_s: float,
         num_sharing: int = 1,
+        priority_aging_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """None: sized to the decode nodes that are here, of which each of `num_sharing` routers takes its part."""
+        """None: sized to the decode nodes that are here, of which each of `num_sharing` routers takes its part.
+
+        priority_aging_s: who waits gains a level of priority in each so many seconds, so that nobody is passed for ever
+        by those who come later; 0: never.
+        """
         self._pool = pool
         self._rules = rules
         self._max_num_reqs = max_num_queued_reqs
         self._max_num_tokens = max_num_queued_tokens
         self._node_wait_s = node_wait_s
         self._num_sharing = num_sharing
+        self._aging_s = priority_aging_s
         self._clock = clock
         self._line: list[Entry] = []
         self._num_turns = 0
@@ -101,7 +107,8 @@ class AdmissionQueue:
             waiting = f"{len(self._line)} requests with {self._num_tokens} prompt tokens are waiting"
             raise Overloaded(f"{waiting}; try again later", retry_after_s)
         self._num_turns += 1
-        return Turn(priority, self._num_turns)
+        due_s = self._clock() + priority * self._aging_s if self._aging_s else float(priority)
+        return Turn(due_s, self._num_turns)
 
     def _has_room(self, num_tokens: int) -> bool:
         nodes = self._pool.views(Role.DECODE)

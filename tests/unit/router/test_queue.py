@@ -15,7 +15,7 @@ from tests.unit.router.test_pool import NO_SESSION, info, load
 class Line:
     """A queue over one decode node with two seats; `events` says who was placed, or failed, in order."""
 
-    def __init__(self, *, is_sized: bool = False, num_sharing: int = 1) -> None:
+    def __init__(self, *, is_sized: bool = False, num_sharing: int = 1, priority_aging_s: float = 0.0) -> None:
         """`is_sized`: to the nodes that are here."""
         self.now_s = 0.0
         self.pool = NodePool()
@@ -26,6 +26,7 @@ class Line:
             max_num_queued_tokens=None if is_sized else 1000,
             node_wait_s=10,
             num_sharing=num_sharing,
+            priority_aging_s=priority_aging_s,
             clock=lambda: self.now_s,
         )
         self.events: list[str] = []
@@ -61,6 +62,26 @@ def test_first_come_first_served_within_a_priority() -> None:
     line.placements["b"].release()
     assert line.events == ["b", "a", "c"]
     assert (line.queue.num_waiting, line.queue.num_waiting_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize("priority_aging_s", [0.0, 5.0])
+def test_who_waits_gains_priority(priority_aging_s: float) -> None:
+    """Strictly by priority, a flow of urgent requests kept one of low priority waiting for as long as it went on."""
+    line = Line(priority_aging_s=priority_aging_s)
+    line.add_decode()
+    for name in ("first", "second"):
+        line.join(name)
+    line.join("patient", priority=4)
+    served = ["first", "second"]
+    for second in range(30):
+        line.now_s = float(second)
+        line.join(f"urgent {second}")
+        line.placements[served[-1]].release()
+        served.append(line.events[-1])
+        assert len(line.events) == 3 + second
+    assert ("patient" in served) == (priority_aging_s > 0)
+    if priority_aging_s:
+        assert served.index("patient") == 2 + 4 * 5, "after those who came in the time of four levels"
 
 
 def test_nobody_overtakes_a_large_request_that_waits_for_room() -> None:
