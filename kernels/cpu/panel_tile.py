@@ -41,31 +41,30 @@ def has_groups(typing: Any, panel: Any) -> Any:
 @intrinsic
 def multiply_panel(
     typing: Any, x: Any, x_stride: Any, num_rows: Any, panel: Any, address: Any, scales: Any, scale_bytes: Any,
-    group_size: Any, num_inputs: Any, ahead: Any, ahead_step: Any, border: Any, behind: Any, sums: Any,
+    group_size: Any, num_inputs: Any, ahead: Any, ahead_step: Any, border: Any, behind: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
-    """sums[R, PANEL] = x[R] @ panel, by address. R <= ROWS[-1]
+    """out[R, PANEL] = x[R] @ panel, by address. R <= ROWS[-1]
 
-    x_stride: floats a row                    panel: any array of the panels' type; `address` is the panel's own
+    x_stride: floats a row; out_stride: bytes  panel: any array of the panels' type; `address` is the panel's own
     scales:   address of PANEL float16 scales (and of PANEL zeros behind them, for 4 bits) of the first group of inputs,
               `scale_bytes` further those of the next
     ahead:    address to fetch into the cache, `ahead_step` bytes further with each input; from input `border` on,
               the address `behind`, and further with each
-    sums:     R rounded up to ROWS is written; the rows behind R repeat the last
     """
     kind = panel.dtype
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         num_rows = arguments[2]
-        x, x_stride, _, _, panel, scales, scale_bytes, group_size, num_inputs, *fetched, sums = arguments
+        x, x_stride, _, _, panel, scales, scale_bytes, group_size, num_inputs, *fetched, out, out_stride = arguments
         tile = _Tile(
-            builder, kind, x, x_stride, num_rows, panel, scales, _NOTHING, num_inputs, sums=sums,
+            builder, kind, x, x_stride, num_rows, panel, scales, _NOTHING, num_inputs, out=out, out_stride=out_stride,
             fetched=fetched, scale_bytes=scale_bytes, group_size=group_size,
         )  # fmt: skip
         tile_code.by_number_of_rows(builder, num_rows, ROWS, tile.multiply)
         return context.get_dummy_value()
 
     i64 = types.int64
-    return types.void(i64, i64, i64, panel, *[i64] * 10), codegen
+    return types.void(i64, i64, i64, panel, *[i64] * 11), codegen
 
 
 @intrinsic
@@ -75,7 +74,7 @@ def expand_panel(typing: Any, panel: Any, address: Any, scales: Any, first: Any,
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         address, scales, first, count, out = arguments[1:]
-        _Tile(builder, kind, _NOTHING, _NOTHING, _NOTHING, address, scales, first, count, sums=out).expand()
+        _Tile(builder, kind, _NOTHING, _NOTHING, _NOTHING, address, scales, first, count, out=out).expand()
         return context.get_dummy_value()
 
     return types.void(panel, *[types.int64] * 5), codegen
@@ -85,11 +84,12 @@ class _Tile:
     """Writes the LLVM code of one tile."""
 
     def __init__(self, builder: Any, kind: Any, x: Any, x_stride: Any, num_rows: Any, panel: Any, scales: Any,
-                 first: Any, count: Any, *, sums: Any, fetched: Sequence[Any] = (), scale_bytes: Any = _NOTHING,
-                 group_size: Any = _NOTHING) -> None:  # fmt: skip
+                 first: Any, count: Any, *, out: Any, out_stride: Any = _NOTHING, fetched: Sequence[Any] = (),
+                 scale_bytes: Any = _NOTHING, group_size: Any = _NOTHING) -> None:  # fmt: skip
         self._builder, self._kind = builder, kind
         self._x, self._x_stride, self._num_rows = x, x_stride, num_rows
-        self._panel, self._scales, self._first, self._count, self._sums = panel, scales, first, count, sums
+        self._panel, self._scales, self._first, self._count = panel, scales, first, count
+        self._out, self._out_stride = out, out_stride
         self._fetched, self._scale_bytes, self._group_size = fetched, scale_bytes, group_size
 
     def multiply(self, rows: int) -> None:
@@ -110,7 +110,8 @@ class _Tile:
             self._add_inputs(x_rows, _NOTHING, self._count, None, cells)
         for r, row in enumerate(cells):
             total = builder.load(totals[r]) if has_groups else self._total(row)
-            builder.store(total, tile_code.pointer(builder, self._sums, 4 * PANEL * r, _VECTOR), align=4)
+            place = tile_code.row_or_last(builder, self._out, self._out_stride, r, self._num_rows)
+            builder.store(total, tile_code.pointer(builder, place, 0, _VECTOR), align=4)
 
     def _multiply_group(self, x_rows: list[Any], first: Any, count: Any, scales: Any, cells: list[list[Any]],
                         totals: list[Any]) -> None:  # fmt: skip
@@ -145,7 +146,7 @@ class _Tile:
             weights = self._load_weights(builder.add(self._first, k), zero)
             if scale is not None:
                 weights = builder.fmul(weights, scale)
-            place = builder.add(self._sums, builder.mul(k, number(4 * PANEL)))
+            place = builder.add(self._out, builder.mul(k, number(4 * PANEL)))
             builder.store(weights, tile_code.pointer(builder, place, 0, _VECTOR), align=4)
 
     def _total(self, cells: list[Any]) -> Any:
@@ -193,8 +194,9 @@ class _Tile:
         is_behind = builder.icmp_signed(">=", steps, number(0))
         start, steps = builder.select(is_behind, behind, ahead), builder.select(is_behind, steps, k)
         place = tile_code.row(builder, start, ahead_step, steps)
+        # Into the second cache: the first has room for few requests that are under way, and a tile waits for room.
         for line in range(0, num_inputs * input_bytes(self._kind), LINE_BYTES):
-            tile_code.fetch(builder, builder.add(place, number(line)), cache=1)
+            tile_code.fetch(builder, builder.add(place, number(line)), cache=2)
 
     def _load(self, address: Any, offset: int, what: Any, align: int = 4) -> Any:
         return tile_code.load(self._builder, address, offset, what, align)

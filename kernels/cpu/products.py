@@ -31,11 +31,12 @@ def rows_of_tile(num_left: Any) -> Any:
 
 @compiled
 def _tile(x: Any, t: Any, first: Any, count: Any, rows: Any, panels: Any, panel: Any, scales: Any, scale_bytes: Any,
-          group_size: Any, ahead: Any, ahead_step: Any, border: Any, behind: Any, sums: Any) -> None:  # fmt: skip
-    """sums[r] = x[t + r, first : first + count] @ the panel at this address"""
+          group_size: Any, ahead: Any, ahead_step: Any, border: Any, behind: Any, place: Any, stride: Any,
+          ) -> None:  # fmt: skip
+    """Rows of PANEL at `place` = x[t + r, first : first + count] @ the panel at this address"""
     multiply_panel(
         x.ctypes.data + t * x.strides[0] + 4 * first, x.strides[0] // 4, rows, panels, panel, scales, scale_bytes,
-        group_size, count, ahead, ahead_step, border, behind, sums.ctypes.data,
+        group_size, count, ahead, ahead_step, border, behind, place, stride,
     )  # fmt: skip
 
 
@@ -69,7 +70,8 @@ def _multiply_expanded(x: Any, panels: Any, p: Any, next_panel: Any, scales: Any
         t = 0
         while t < num_tokens:
             rows = rows_of_tile(num_tokens - t)
-            _tile(x, t, first, count, rows, slab, slab.ctypes.data, 0, 0, count, ahead, ahead_step, count, 0, part)
+            _tile(x, t, first, count, rows, slab, slab.ctypes.data, 0, 0, count, ahead, ahead_step, count, 0,
+                  part.ctypes.data, part.strides[0])  # fmt: skip
             for r in range(rows):
                 for c in range(PANEL):
                     sums[t + r, c] += part[r, c]
@@ -92,20 +94,24 @@ def _multiply_panel(x: Any, panels: Any, p: Any, next_p: Any, scales: Any, group
         _write(sums, 0, num_tokens, first_output, width, bias, has_bias, out)
         return
     # A single tile is as fast as memory: it always fetches what it will need so many bytes later, at last of the next
-    # panel. With several, the first two fetch all of the next panel, so that it comes in evenly.
+    # panel. Several fetch the next panel together, so that it comes in evenly.
     ahead, ahead_step = panel + _AHEAD_BYTES, panel_bytes // num_inputs
     border = max(0, num_inputs - _AHEAD_BYTES // ahead_step)
     if num_tokens > _MOST_ROWS:
-        ahead, ahead_step, border = next_panel, ahead_step // 2, num_inputs
+        num_tiles = (num_tokens + _MOST_ROWS - 1) // _MOST_ROWS
+        ahead, ahead_step, border = next_panel, (ahead_step + num_tiles - 1) // num_tiles, num_inputs
+    is_whole = width == PANEL and not has_bias
     t = 0
     while t < num_tokens:
         rows = rows_of_tile(num_tokens - t)
+        place, stride = sums.ctypes.data, sums.strides[0]
+        if is_whole:
+            place, stride = out.ctypes.data + t * out.strides[0] + 4 * first_output, out.strides[0]
         _tile(x, t, 0, num_inputs, rows, panels, panel, panel_scales, scale_bytes, group_size, ahead, ahead_step,
-              border, next_panel, sums)  # fmt: skip
-        _write(sums, t, rows, first_output, width, bias, has_bias, out)
-        ahead += panel_bytes // 2
-        if t > 0:
-            ahead_step = 0
+              border, next_panel, place, stride)  # fmt: skip
+        if not is_whole:
+            _write(sums, t, rows, first_output, width, bias, has_bias, out)
+        ahead += ahead_step * num_inputs
         t += rows
 
 
