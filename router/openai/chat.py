@@ -53,7 +53,8 @@ class ChatShape:
         return _chunk(last.index, {}, last.finish_reason) | {"stop_reason": last.stop_reason}
 
     def whole(self, index: int, deltas: list[ChoiceDelta]) -> dict[str, Any]:
-        if self._prompt_logprobs is not None:  # beside the choices: all of them have one prompt
+        # Beside the choices, and once: all of them have one prompt.
+        if self._prompt_logprobs is not None and "prompt_logprobs" not in self.extra:
             scored = prompt_logprobs(deltas[0].prompt_logprobs, self._prompt_logprobs, self._tokenizer)
             self.extra["prompt_logprobs"] = scored
         message = self._message(deltas)

@@ -1,8 +1,9 @@
 """Answers that are choices: a whole, or chunks. The streamed text is the whole's text, for both are made from the same
 deltas."""
 
+import asyncio
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -15,6 +16,7 @@ from kvasir.router.openai.sse import DONE, event
 from kvasir.router.text.parts import Content, Part
 
 _Frame = tuple[bytes, bytes]  # what stands before and behind a chunk's text
+_FEW_POSITIONS = 500  # whose logprobs are written on the event loop
 _SOME_TEXT = uuid.uuid4().hex  # stands nowhere else in a chunk
 
 
@@ -51,8 +53,14 @@ class ChoicesAnswer:
             self._usage.add(delta)
             sequences[delta.index].append(delta)
         best = best_choices(sequences, envelope.num_sequences, envelope.num_choices)
-        choices = [shape.whole(index, of_choice) for index, of_choice in best.items()]
+        if sum(map(_num_scored, best.values())) <= _FEW_POSITIONS:
+            choices = self._whole_choices(best)
+        else:  # other streams go on meanwhile
+            choices = await asyncio.to_thread(self._whole_choices, best)
         return envelope.around(shape.whole_object, choices) | {"usage": self._usage.as_dict()} | shape.extra
+
+    def _whole_choices(self, best: Mapping[int, list[ChoiceDelta]]) -> list[dict[str, Any]]:
+        return [self._shape.whole(index, of_choice) for index, of_choice in best.items()]
 
     async def events(self, deltas: AsyncIterator[ChoiceDelta]) -> AsyncGenerator[bytes, None]:
         """No finish reason is made up for an error, no [DONE] follows it."""
@@ -104,6 +112,11 @@ class ChoicesAnswer:
         assert piece is not None, "a text is always shown"
         before, _, behind = self._chunk(piece).partition(orjson.dumps(_SOME_TEXT))
         return before, behind
+
+
+def _num_scored(of_choice: Sequence[ChoiceDelta]) -> int:
+    """Positions with logprobs: of the prompt, which come with the first delta, and of the answer."""
+    return len(of_choice[0].prompt_logprobs) + sum(len(delta.logprobs) for delta in of_choice)
 
 
 def _only_text(parts: Sequence[Part]) -> str | None:

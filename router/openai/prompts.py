@@ -1,5 +1,6 @@
 """What stands before the first generated token: prompts of a completion, the rendered conversation of a chat."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,8 +27,10 @@ class Prompt:
 async def completion_prompts(body: CompletionBody, tokenizer: TextTokenizer, limits: ClusterLimits) -> list[Prompt]:
     if isinstance(body.prompt, list) and len(body.prompt) > max(max_prompt_tokens(limits), MAX_CHOICES):
         raise context_length_exceeded(limits, "prompt", f"the prompt has {len(body.prompt)} entries")
-    prompts = []
+    prompts: list[Prompt] = []
     for entry in _entries(body.prompt):
+        if prompts:
+            await asyncio.sleep(0)  # each may be as long as is read on the event loop
         if isinstance(entry, str):
             add_special_tokens = body.add_special_tokens is not False
             prompts.append(await _tokenized(entry, add_special_tokens, tokenizer, limits, "prompt"))
