@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from kvasir.bench.timeline import Timeline
-from kvasir.cli import chat
-from kvasir.cli.chat import Conversation, describe, main, talk
+from kvasir.cli.chat import describe, main, talk
+from kvasir.cli.conversation import Conversation, _message_of
 from tests.unit.bench.scripted_server import WORDS, ScriptedServer
 
 ANSWER = "".join(WORDS)
@@ -62,7 +62,7 @@ async def test_an_error_is_told_and_the_turn_is_taken_back(
 
 @pytest.mark.parametrize("body", ["<html>no", "[]", '{"error": "no"}'])
 def test_what_is_no_openai_error_is_shown_as_it_is(body: str) -> None:
-    assert chat._message_of(body) == body
+    assert _message_of(body) == body
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -126,7 +126,7 @@ def test_ctrl_c_goes_on_with_the_next_line(monkeypatch: pytest.MonkeyPatch, caps
 async def test_lines_from_a_pipe(
     scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(chat.sys, "stdin", io.StringIO("hello\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
     argv = ["--url", scripted.url.removeprefix("http://") + "/v1/", "--temperature", "0", "--max-tokens", "9"]
     assert await asyncio.wait_for(asyncio.to_thread(main, argv), 60) == 0
     (body,) = scripted.bodies
