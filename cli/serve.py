@@ -10,12 +10,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from kvasir.cli.builtin_model import prepare_builtin_model
 from kvasir.cli.child import ChildSpec
 from kvasir.cli.cluster_plan import Addresses, Machine, child_environment, plan_cluster
+from kvasir.cli.convert_gguf import ModelPreparationError
 from kvasir.cli.cores import divide_kv_memory
 from kvasir.cli.http_probe import http_status
 from kvasir.cli.local_redis import ADVICE, find_server, redis_spec, redis_url
-from kvasir.cli.model import ModelPreparationError, prepare_builtin_model
 from kvasir.cli.ports import NoFreePort, free_ports
 from kvasir.cli.serve_config import ServeConfig
 from kvasir.cli.serve_output import Output, banner

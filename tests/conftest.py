@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.cli.model import prepare_builtin_model
+from kvasir.cli.builtin_model import prepare_builtin_model
 
 # Before anything imports triton: what it was when triton was imported counts. No test but those of the kernels minds.
 os.environ.setdefault("TRITON_INTERPRET", "1")

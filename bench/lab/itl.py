@@ -20,7 +20,7 @@ from kvasir.bench.lab.prompts import random_prompt
 from kvasir.bench.lab.rounds import in_turns
 from kvasir.bench.markdown import table
 from kvasir.bench.timeline import percentile
-from kvasir.cli.model import prepare_builtin_model
+from kvasir.cli.builtin_model import prepare_builtin_model
 from kvasir.engine.engine import Engine
 from kvasir.engine.factory import build_engine
 from kvasir.engine.request import Request

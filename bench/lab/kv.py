@@ -18,7 +18,7 @@ from kvasir.bench.lab.local_cluster import read_metrics
 from kvasir.bench.lab.machine import Quiet, let_threads_sleep
 from kvasir.bench.lab.page import lab_parser
 from kvasir.bench.lab.rounds import in_turns
-from kvasir.cli.model import prepare_builtin_model
+from kvasir.cli.builtin_model import prepare_builtin_model
 
 CROSSOVER = "crossover"
 

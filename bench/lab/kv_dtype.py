@@ -20,7 +20,7 @@ from kvasir.bench.lab.page import as_page, lab_parser, write_page
 from kvasir.bench.lab.passages import make_prompts
 from kvasir.bench.lab.rounds import in_turns, median_ratio, seconds
 from kvasir.bench.markdown import table
-from kvasir.cli.model import prepare_builtin_model
+from kvasir.cli.builtin_model import prepare_builtin_model
 from kvasir.engine.blocks import KVLayout, num_blocks_for
 from kvasir.engine.model_runner import ModelRunner
 from kvasir.engine.step import Chunk, StepPlan

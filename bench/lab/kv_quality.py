@@ -17,7 +17,7 @@ from kvasir.bench.lab.machine import Quiet
 from kvasir.bench.lab.page import as_page, lab_parser, write_page
 from kvasir.bench.lab.passages import Prompt, make_prompts
 from kvasir.bench.markdown import table
-from kvasir.cli.model import prepare_builtin_model
+from kvasir.cli.builtin_model import prepare_builtin_model
 
 _NUM_BLOCKS = 1200
 _NUM_BLOCKS_TIMED = 128  # 94 MB: more than the processor's caches hold

@@ -16,7 +16,7 @@ from kvasir.bench.lab.contenders import Tokens, steady_tokens_per_s
 from kvasir.bench.lab.greedy_load import as_prompt, greedy_load
 from kvasir.bench.report import timelines_of
 from kvasir.bench.timeline import Timeline
-from kvasir.cli.model import prepare_builtin_model
+from kvasir.cli.builtin_model import prepare_builtin_model
 from kvasir.cli.ports import free_ports
 
 _START_TIMEOUT_S = 600.0

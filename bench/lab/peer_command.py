@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kvasir.bench.lab.contenders import EngineContender, Quantization, Tokens, TransformersContender
 from kvasir.bench.lab.machine import let_threads_sleep
-from kvasir.cli.model import prepare_builtin_model
+from kvasir.cli.builtin_model import prepare_builtin_model
 
 # Prompts, all at once, and how many tokens each gets; the tokens.
 Generate = Callable[[Sequence[Tokens], int], list[list[int]]]

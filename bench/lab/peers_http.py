@@ -6,7 +6,7 @@ from typing import Any
 from kvasir.bench.lab.greedy_load import as_prompt, greedy_load
 from kvasir.bench.load_generator import LoadResult
 from kvasir.bench.tokenizer import DirectoryTokenizer
-from kvasir.cli.model import prepare_builtin_model
+from kvasir.cli.builtin_model import prepare_builtin_model
 
 
 def measure_endpoint(url: str, batch: Sequence[Sequence[int]], num_tokens: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from kvasir.bench.lab.machine import Quiet
 from kvasir.bench.lab.page import as_page, lab_parser, write_page
 from kvasir.bench.lab.preemption_engine import BLOCK_SIZE, NUM_BLOCKS_PRESSED, RULES, PreemptionLab, Run
 from kvasir.bench.markdown import table
-from kvasir.cli.model import prepare_builtin_model
+from kvasir.cli.builtin_model import prepare_builtin_model
 from kvasir.engine.preemption import Loss, Rates, choose_way
 
 _LENGTHS = (64, 256, 512, 1024, 2000)

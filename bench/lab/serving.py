@@ -22,7 +22,7 @@ from kvasir.bench.lab.page import as_page, keep, lab_parser
 from kvasir.bench.lab.prompts import random_prompt
 from kvasir.bench.lab.rounds import in_turns
 from kvasir.bench.markdown import table
-from kvasir.cli.model import prepare_builtin_model
+from kvasir.cli.builtin_model import prepare_builtin_model
 from kvasir.common.machine import usable_cpus
 
 # name -> {contender -> one value a round}

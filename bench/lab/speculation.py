@@ -18,7 +18,7 @@ from kvasir.bench.lab.page import as_page, lab_parser, write_page
 from kvasir.bench.lab.passages import some_passages
 from kvasir.bench.lab.rounds import in_turns, median_ratio
 from kvasir.bench.markdown import spread, table
-from kvasir.cli.model import prepare_builtin_model
+from kvasir.cli.builtin_model import prepare_builtin_model
 from kvasir.common.speculative_config import SpeculativeConfig
 from kvasir.engine.engine import Engine
 from kvasir.engine.factory import build_engine

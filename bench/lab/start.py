@@ -19,7 +19,7 @@ from kvasir.bench.lab.machine import Quiet
 from kvasir.bench.lab.page import as_page, lab_parser, write_page
 from kvasir.bench.lab.rounds import in_turns
 from kvasir.bench.markdown import table
-from kvasir.cli.model import prepare_builtin_model
+from kvasir.cli.builtin_model import prepare_builtin_model
 
 # What a node says when a part of its start is over.
 MARKS = {"imports": "loading ", "model": "KV cache of ", "servers": " node serves on "}

@@ -20,7 +20,7 @@ from kvasir.bench.lab.machine import Quiet
 from kvasir.bench.lab.page import lab_parser
 from kvasir.bench.lab.step_profile import profile_steps
 from kvasir.bench.lab.step_report import Case, Floors, Measured, Work, floor_s, write_results
-from kvasir.cli.model import prepare_builtin_model
+from kvasir.cli.builtin_model import prepare_builtin_model
 from kvasir.engine.batch import BatchInputs, build_batch
 from kvasir.engine.blocks import BlockId
 from kvasir.engine.kv_cache import KVCache, kv_layout

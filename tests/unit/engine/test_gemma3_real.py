@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from kvasir.cli.model import convert_gguf
+from kvasir.cli.convert_gguf import convert_gguf
 from kvasir.engine.kv_cache import KVCache, kv_layout
 from kvasir.engine.model_runner import ModelRunner
 from kvasir.engine.models import read_model_config

@@ -57,7 +57,7 @@ def test_what_runs_on_a_gpu_needs_no_more() -> None:
     for_nodes = ("engine.wire", "engine.grammar", "engine.async_engine")  # which have the rest
     ours = [f"kvasir.{name}" for name in (*modules("kernels"), *modules("engine", for_nodes), "bench.lab.kernels")]
     tests = [name for name in modules("tests/unit/kernels/triton") if name.rpartition(".")[2].startswith("test_")]
-    ran = run_bare([*ours, *tests, "tests.unit.engine.test_cuda", "kvasir.cli.model"])
+    ran = run_bare([*ours, *tests, "tests.unit.engine.test_cuda", "kvasir.cli.builtin_model"])
     assert ran.returncode == 0, ran.stderr
 
 
