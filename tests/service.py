@@ -39,7 +39,7 @@ class Service:
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(60)
 
     def freeze(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
@@ -47,7 +47,7 @@ class Service:
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)
 
-    def terminate(self, timeout_s: float = 20.0) -> int:
+    def terminate(self, timeout_s: float = 60.0) -> int:
         """SIGTERM; the exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout_s)
@@ -65,13 +65,13 @@ class Service:
         if self.is_alive:
             self.ask_to_stop()
             try:
-                self.process.wait(20)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.kill()
 
     def metrics(self) -> dict[str, float]:
         """Samples by name, and by `name{label="value",...}`: labels in order of name, but those of the whole node."""
-        text = httpx.get(self.metrics_url, timeout=10).raise_for_status().text
+        text = httpx.get(self.metrics_url, timeout=60).raise_for_status().text
         found: dict[str, float] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:

@@ -179,7 +179,7 @@ def test_draining_node_finishes_what_it_has(struck: Cluster, prompt: Prompt) -> 
     wait_until(lambda: answer.count >= 3, 60, "three tokens")
     assert only.terminate(timeout_s=60) == 0
     assert answer.result() == expected(prompt)
-    response = httpx.get(f"{struck.url}/ready", timeout=5)
+    response = httpx.get(f"{struck.url}/ready", timeout=60)
     assert response.status_code == 503, "without a decode node, the cluster is not ready"
     struck.have_at_least(1, 1)
     assert stream(struck, prompt) == expected(prompt)

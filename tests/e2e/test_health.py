@@ -23,7 +23,7 @@ def test_null_is_the_same_as_absent(cluster: Cluster) -> None:
 
 
 def test_alive_and_ready(cluster: Cluster) -> None:
-    with httpx.Client(base_url=cluster.url, timeout=10) as client:
+    with httpx.Client(base_url=cluster.url, timeout=60) as client:
         assert client.get("/health").status_code == 200
         assert client.get("/ready").status_code == 200
         assert client.get("/version").json()["version"]

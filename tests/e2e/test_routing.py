@@ -56,7 +56,7 @@ def wait_until_known(cluster: Cluster) -> None:
         return known >= 2 * NUM_CONVERSATIONS * FIRST // BLOCK_SIZE and is_settled
 
     seen: dict[str, float] = {}
-    wait_until(is_known, 20, "what nodes hold is known to the router")
+    wait_until(is_known, 60, "what nodes hold is known to the router")
 
 
 def test_turns_stay_where_their_prefix_is_and_conversations_spread(pairs: Cluster) -> None:
@@ -122,7 +122,7 @@ def check_loss(cluster: Cluster, home: Service, prompt: Sequence[int]) -> None:
     assert num_cached == 0
     other = next(node for node in cluster.prefill if node is not home)
     home.kill()
-    wait_until(lambda: cluster.router.metrics()['kvasir:nodes{role="prefill"}'] == 1, 20, "its loss is noticed")
+    wait_until(lambda: cluster.router.metrics()['kvasir:nodes{role="prefill"}'] == 1, 60, "its loss is noticed")
     cluster.wait_ready()  # a canary goes through who is left, and its tokens are no part of what is counted
     with cluster.deltas([other], COMPUTED) as rose:
         answer, num_cached = ask(cluster, lambda asker: turn(asker, prompt))

@@ -48,7 +48,7 @@ def test_choices_of_one_prompt_are_computed_once_and_are_what_each_is_alone(clus
 
     before = free_blocks(cluster)
     ask(cluster, script)
-    wait_until(lambda: free_blocks(cluster) == before, 20, "every block came back")
+    wait_until(lambda: free_blocks(cluster) == before, 60, "every block came back")
 
 
 def test_one_choice_may_stop_while_others_go_on(cluster: Cluster) -> None:

@@ -188,7 +188,7 @@ def test_slow_transfers_into_a_cache_that_is_too_small_for_all(
     with small_decode.deltas([decode], FETCHED) as rose:
         ask(small_decode, script)
     assert rose[FETCHED] >= 3 * (9 + 13 + 9 + 32)
-    wait_until(lambda: decode.metrics()["kvasir:free_blocks"] == total, 30, "every block is free again")
+    wait_until(lambda: decode.metrics()["kvasir:free_blocks"] == total, 60, "every block is free again")
 
 
 def test_nodes_of_two_dtypes_pair_and_another_block_size_does_not(

@@ -22,7 +22,7 @@ class Sender:
         self.most_running = max(self.most_running, self.running)
         if self.running == self._together:
             self._full.set()
-        await asyncio.wait_for(self._full.wait(), 20)
+        await asyncio.wait_for(self._full.wait(), 60)
         await asyncio.sleep(0)
         self.running -= 1
         return Outcome(sent_s=sent_s, text=str(prompt.content))

@@ -16,7 +16,7 @@ from kvasir.common.grpc_server import bind, new_server
 from kvasir.proto import common_pb2, prefill_pb2, prefill_pb2_grpc
 
 SECRET = "a secret of some length"
-WITHIN_S = 10
+WITHIN_S = 60
 
 
 class Echo(prefill_pb2_grpc.PrefillServiceServicer):

@@ -8,7 +8,7 @@ import pytest
 from kvasir.common.metrics import Metrics
 from kvasir.common.status_server import Health, StatusServer
 
-WITHIN_S = 10
+WITHIN_S = 60
 WELL = Health(True, "ok")
 
 

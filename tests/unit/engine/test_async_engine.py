@@ -16,7 +16,7 @@ from kvasir.engine.scheduler import Scheduler
 from kvasir.engine.step import Sampled, StepPlan, StepResult
 from tests.fakes import FakeModelRunner
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 class GatedRunner(FakeModelRunner):

@@ -14,7 +14,7 @@ from kvasir.engine.request import FinishReason, RequestId
 from kvasir.engine.step import StepResult
 from tests.unit.engine.grammar_world import PERSON, Vocabulary, new_engine, note, regex
 
-DEADLINE_S = 30
+DEADLINE_S = 60
 
 
 class SlowGrammars(Grammars):
