@@ -20,7 +20,7 @@ from kvasir.cli.ports import free_port
 from tests.service import REPO, Service
 from tests.valkey import RedisServer
 
-START_TIMEOUT_S = 240.0  # a first start compiles, and the machine may be busy with other things
+START_TIMEOUT_S = 450.0  # a first start compiles, and the machine may be busy with other things
 
 
 class Cluster:
@@ -60,6 +60,7 @@ class Cluster:
         # Up to five processes share two cores here: their silence means less than on machines of their own.
         arguments += ["--heartbeat-timeout-s", "3"]
         arguments += ["--max-local-prefill-tokens", "0"]  # how fast it is should not decide which tier a prompt goes to
+        arguments += ["--grammar-timeout-s", "60"]  # nor which grammar is refused
         arguments += router_args
         self.router = self._service("router", arguments, f"{self.url}/metrics")
         self._node_args = {"prefill": prefill_args, "decode": decode_args}

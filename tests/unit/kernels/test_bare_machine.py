@@ -50,7 +50,7 @@ def modules(folder: str, but: tuple[str, ...] = ()) -> list[str]:
 def run_bare(names: list[str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", CODE, "torch,triton,numpy,pytest,hypothesis", *names]
     environment = {"PYTHONPATH": f"src:{REPO}", "TRITON_INTERPRET": "1"}
-    return subprocess.run(command, cwd=REPO, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=REPO, env=environment, capture_output=True, text=True, timeout=400)
 
 
 def test_what_runs_on_a_gpu_needs_no_more() -> None:

@@ -69,4 +69,4 @@ def test_loops_can_be_compiled_for_a_lesser_cpu() -> None:
 def _python(code: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, env=inherited | environment, capture_output=True, text=True, timeout=120, check=True)
+    return subprocess.run(command, env=inherited | environment, capture_output=True, text=True, timeout=400, check=True)

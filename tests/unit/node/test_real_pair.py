@@ -24,11 +24,11 @@ from kvasir.proto import (
 )
 from tests.unit.node.fakes import Running, continue_decode, progress, request, start_decode, start_prefill
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 REPO = Path(__file__).parents[3]
 SECRET = "a secret of some length"
-START_S = 240
+START_S = 480
 NUM_TOKENS = 10
 
 

@@ -86,7 +86,7 @@ async def main():
 asyncio.run(main())
 """
     environment = {**os.environ, "PYTHONPATH": ":".join(path for path in sys.path if path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, timeout=240)
     assert done.returncode == -signal.SIGKILL
 
 
