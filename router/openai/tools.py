@@ -59,7 +59,9 @@ def _chosen(tools: Sequence[ToolBody], names: Sequence[str]) -> list[ToolBody]:
     by_name = {tool.function.name: tool for tool in tools}
     for name in names:
         if name not in by_name:
-            raise InvalidRequest(f"'tool_choice' names {name!r:.80}, which is not in 'tools'", "tool_choice")
+            raise InvalidRequest(
+                f"'tool_choice' names {name!r:.80}, which is not in 'tools'", "tool_choice", "invalid_value"
+            )
     return [by_name[name] for name in names]
 
 
@@ -78,6 +80,8 @@ def _schemas(given: Sequence[ToolBody], chosen: Sequence[ToolBody]) -> tuple[tup
     for number, tool in enumerate(given):
         if id(tool) in identities:
             param = f"tools[{number}].function.parameters"
+            if (kind := (tool.function.parameters or {}).get("type", "object")) != "object":
+                raise InvalidRequest(f"'{param}.type' must be object, got {kind!r:.80}", param, "invalid_value")
             try:
                 schemas.append((param, json_schema_grammar(_schema(tool))))
             except InvalidRequest as error:

@@ -98,6 +98,18 @@ async def test_a_tools_schema_may_have_a_name_and_is_blamed_by_its_own_place() -
                 assert "(at #/properties/a)" in error["message"]
 
 
+@pytest.mark.parametrize("kind", ["string", ["object", "null"], 7, None])
+async def test_arguments_are_an_object(kind: Any) -> None:
+    """As OpenAI has it. A call with a text for arguments was once handed on without its quotes: no JSON."""
+    tools = [TOOLS[1], {"type": "function", "function": {"name": "f", "parameters": {"type": kind}}}]
+    async with tool_router(saying("[]")) as router:
+        for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+            response = await router.chat(tools=tools, tool_choice=choice)
+            assert response.status_code == 400, response.text
+            assert response.json()["error"]["param"] == "tools[1].function.parameters"
+        assert router.dispatcher.requests == []
+
+
 async def test_other_output_than_a_wanted_call_cannot_be_asked_for() -> None:
     async with tool_router(saying("[]")) as router:
         for choice in ("required", {"type": "function", "function": {"name": "time"}}):
