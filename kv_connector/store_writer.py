@@ -5,8 +5,8 @@ A caller does not wait for a store that hangs. A caller that leaves does not fre
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from kvasir.common.errors import KVTransferError
 from kvasir.engine.blocks import BlockId, KVLayout
@@ -14,6 +14,7 @@ from kvasir.kv_connector.base import CODEC_NONE, Frame, KVBlock, StoreConnector,
 from kvasir.kv_connector.encoder import Encoder
 from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.metrics import TransferMetrics
+from kvasir.kv_connector.own_time import Limit, OwnTime
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.store_guard import StoreGuard
 
@@ -43,17 +44,21 @@ class StoreWriter:
         self._layout = layout
         self._settings = settings
         self._release_blocks = release_blocks
+        self._clock = clock
         self._metrics = metrics
         self._guard = StoreGuard(f"writing to {store.name}", settings.store_backoff_s, clock, metrics)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def write(self, blocks: Sequence[KVBlock]) -> None:
         """Take over these blocks, also if this raises. Returns once all of them can be fetched."""
-        task = asyncio.create_task(self._write_and_give_back(blocks))
+        clock = OwnTime(self._clock)  # of these blocks only: it stands still while they are packed
+        task = asyncio.create_task(self._write_and_give_back(blocks, clock))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda task: task.cancelled() or task.exception())  # or asyncio logs it
-        await asyncio.wait({task}, timeout=self._allowance_s(blocks) + _GRACE_S)
+        with suppress(TimeoutError):
+            async with Limit(clock, clock() + self._allowance_s(blocks) + _GRACE_S):
+                await asyncio.wait({task})
         if not task.done():
             self._guard.failed("it hangs")
             raise KVTransferError(f"{self._store.name} hangs; {len(blocks)} blocks wait for it")
@@ -67,37 +72,38 @@ class StoreWriter:
         num_bytes = len(blocks) * self._layout.bytes_per_block
         return self._settings.transfer_allowance_s(num_bytes, self._encoder.outgoing.bandwidth_bytes_per_s)
 
-    async def _write_and_give_back(self, blocks: Sequence[KVBlock]) -> None:
+    async def _write_and_give_back(self, blocks: Sequence[KVBlock], clock: OwnTime) -> None:
         self.num_blocks += len(blocks)
         try:
-            await self._write_missing(blocks)
+            await self._write_missing(blocks, clock)
         finally:
             self.num_blocks -= len(blocks)
             self._release_blocks([block.block_id for block in blocks])
 
-    async def _write_missing(self, blocks: Sequence[KVBlock]) -> None:
-        deadline_s, num_left = time.monotonic() + self._allowance_s(blocks), len(blocks)
+    async def _write_missing(self, blocks: Sequence[KVBlock], clock: OwnTime) -> None:
+        deadline_s, num_left = clock() + self._allowance_s(blocks), len(blocks)
         names = [store_key(block.key, self._layout, self._encoder.form) for block in blocks]
         try:
             with self._guard.attempt():
-                async with asyncio.timeout(deadline_s - time.monotonic()):
+                async with Limit(clock, deadline_s):
                     stored = await self._store.contains(names)
                 missing = [named for named, has in zip(zip(names, blocks, strict=True), stored, strict=True) if not has]
                 self._metrics.blocks_already_stored += len(blocks) - len(missing)
                 num_left = len(missing)
                 for part in self._parts(missing):
-                    await self._write(part, deadline_s)
+                    await self._write(part, clock, deadline_s)
                     num_left -= len(part)
         finally:
             self._metrics.blocks_not_stored += num_left
 
-    async def _write(self, part: Sequence[Named], deadline_s: float) -> None:
+    async def _write(self, part: Sequence[Named], clock: OwnTime, deadline_s: float) -> None:
         sizes: list[int] = []
-        frames = await self._pack(part, sizes)
-        started_s = time.monotonic()
-        async with asyncio.timeout(deadline_s - started_s):
+        with clock.standing_still():
+            frames = await self._pack(part, sizes)
+        started_s = clock()
+        async with Limit(clock, deadline_s):
             await self._store.put(frames)
-        elapsed_s, num_bytes = time.monotonic() - started_s, sum(sizes)
+        elapsed_s, num_bytes = clock() - started_s, sum(sizes)
         self._encoder.outgoing.note(num_bytes, elapsed_s)
         self._metrics.stored(len(part), num_bytes, elapsed_s)
         log.debug("%s has taken %d blocks, %d bytes, in %.3f s", self._store.name, len(part), num_bytes, elapsed_s)
