@@ -59,11 +59,12 @@ class Landing:
         by_key = {block.key: block for block in blocks}
         early: dict[BlockKey, Landed | BadFrame] = {}
         self._early = early
+        loop = asyncio.get_running_loop()
 
         def land_early(key: BlockKey, frame: Frame) -> None:
             if key in by_key:
                 try:
-                    early[key] = self._put_in_place(by_key[key], frame)
+                    early[key] = self._land_on_thread(loop, by_key[key], frame)
                 except BadFrame as error:
                     early[key] = error
 
@@ -95,8 +96,16 @@ class Landing:
         metrics.blocks_inexact += not outcome.is_exact
         return outcome.is_exact
 
-    def _put_in_place(self, block: KVBlock, frame: Frame) -> Landed:
-        return self._unpacked(block, self._verified(block, frame), frame)
+    def _land_on_thread(self, loop: asyncio.AbstractEventLoop, block: KVBlock, frame: Frame) -> Landed:
+        parts, header = self._parts, self._verified(block, frame)
+        if not is_loaded(header.codec, header.layout, parts.memory):
+            standing = parts.clock.standing_still()
+            loop.call_soon_threadsafe(standing.__enter__)
+            try:
+                load(header.codec, header.layout, parts.layout)
+            finally:
+                loop.call_soon_threadsafe(standing.__exit__, None, None, None)
+        return self._unpacked(block, header, frame)
 
     def _verified(self, block: KVBlock, frame: Frame) -> BlockHeader:
         parts = self._parts
