@@ -13,6 +13,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 ANNOUNCE_AGAIN_S = 2.0
 _REDIAL_FIRST_S = 0.1
 _REDIAL_AT_LEAST_EVERY_S = 2.0
+_MAX_LOOKUPS = 32  # at once
+_NOBODY_IS_THERE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 def node_stub(role: Role, channel: grpc.aio.Channel) -> Any:
@@ -55,6 +58,8 @@ class Registry:
         self._announced: dict[str, asyncio.Task[bool]] = {}
         self._epochs: dict[str, str] = {}
         self._troubles: dict[str, str] = {}  # why an address could not join at the last try
+        # Of their own: a name server that does not answer keeps whoever asks, and nothing else, waiting.
+        self._lookups = ThreadPoolExecutor(_MAX_LOOKUPS, thread_name_prefix="lookup")
 
     def dial_forever(self, address: str, role: Role) -> None:
         """A node of the static list."""
@@ -89,6 +94,7 @@ class Registry:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._lookups.shutdown(wait=False, cancel_futures=True)
 
     async def _keep_dialling(self, address: str, role: Role) -> None:
         delay_s = _REDIAL_FIRST_S
@@ -136,11 +142,11 @@ class Registry:
 
     async def _describe(self, address: str, role: Role) -> tuple[str, NodeInfo]:
         """Where it is, as a number, and what it says of itself."""
-        places = await places_of(address)
+        places = await asyncio.get_running_loop().run_in_executor(self._lookups, places_of, address)
         answers = await asyncio.gather(*(self._ask(place, role) for place in places), return_exceptions=True)
         found = [(place, one) for place, one in zip(places, answers, strict=True) if not isinstance(one, BaseException)]
         if not found:
-            raise next(error for error in answers if isinstance(error, BaseException))
+            raise _most_telling([error for error in answers if isinstance(error, BaseException)])
         place, description = found[0]
         if len({one.node_epoch for _, one in found}) > 1:
             log.warning("%s stands for several nodes, of which %s is used: list each, or let them join", address, place)
@@ -162,14 +168,20 @@ class Registry:
         return description
 
 
-async def places_of(address: str) -> list[str]:
+def places_of(address: str) -> list[str]:
     """What a host's name stands for now, in the system's order: `node:50051` -> 10.0.0.7:50051, 10.0.0.8:50051"""
     try:
         host, port = split_address(address)
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        ends = [end for *_, end in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        hosts = [socket.getnameinfo(end, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0] for end in ends]
     except (OSError, ValueError) as error:
         raise NodeUnavailable(f"{address} cannot be looked up: {error}") from error
-    return list(dict.fromkeys(join_address(*end[:2]) for *_, end in found))
+    return [join_address(one, port) for one in dict.fromkeys(hosts)]
+
+
+def _most_telling(errors: list[BaseException]) -> BaseException:
+    """What somebody answered, sooner than that nobody did: `localhost` is often ::1 too, where no node listens."""
+    return min(errors, key=lambda error: isinstance(error, grpc.aio.AioRpcError) and error.code() in _NOBODY_IS_THERE)
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):

@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc.aio
@@ -13,6 +15,7 @@ from kvasir.proto import common_pb2, registry_pb2, registry_pb2_grpc
 from kvasir.router.cluster import running_cluster
 from kvasir.router.config import RouterConfig
 from kvasir.router.nodes import Role
+from kvasir.router.registry import places_of
 from tests.fake_cluster import FakeCluster, a_request, collect, fake_cluster, tokens_of
 from tests.fake_engine import Fabric
 from tests.fake_node import FakeNode
@@ -178,6 +181,53 @@ async def test_a_name_that_nobody_knows_is_looked_up_again(caplog: pytest.LogCap
     config = RouterConfig(grpc_listen="127.0.0.1:0", decode=["nobody.invalid:1"])
     async with running_cluster(config, None, Metrics()):
         await until(lambda: "nobody.invalid:1 cannot be looked up" in caplog.text)
+
+
+async def test_what_somebody_answers_is_told_sooner_than_that_nobody_does(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`localhost` is often ::1 too, where no node listens: that was told, and not that the secret is wrong."""
+    look_up = socket.getaddrinfo
+
+    def two_places(host: Any, port: Any, *args: Any, **options: Any) -> Any:
+        hosts = ["127.0.0.3", "127.0.0.1"] if host == "node.test" else [host]
+        return [end for one in hosts for end in look_up(one, port, *args, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", two_places)
+    async with fake_cluster(0, 0) as other:  # it answers, and is no node
+        address = f"node.test:{other.cluster.registry_port}"
+        config = RouterConfig(grpc_listen="127.0.0.1:0", decode=[address])
+        async with running_cluster(config, None, Metrics()):
+            await until(lambda: f"cannot use decode node {address}" in caplog.text)
+    assert f"cannot use decode node {address}: UNIMPLEMENTED" in caplog.text
+
+
+def test_an_address_of_a_link_keeps_the_name_of_the_link() -> None:
+    """Without it, nobody knows which of the links is meant."""
+    link = socket.if_nameindex()[0][1]
+    assert places_of(f"[fe80::1%{link}]:50051") == [f"[fe80::1%{link}]:50051"]
+
+
+async def test_a_name_server_that_does_not_answer_keeps_nothing_else_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names were looked up where large bodies and long answers are read and written: all of these waited."""
+    look_up, answers = socket.getaddrinfo, threading.Event()
+
+    def slowly(host: Any, *args: Any, **options: Any) -> Any:
+        if str(host).endswith(".slow"):
+            answers.wait(60)
+        return look_up(host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slowly)
+    async with FakeNode("decode", Fabric()) as node:
+        config = RouterConfig(grpc_listen="127.0.0.1:0", decode=[*(f"{one}.slow:1" for one in range(8)), node.address])
+        async with running_cluster(config, None, Metrics()) as cluster:
+            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+            try:
+                async with asyncio.timeout(30):
+                    await until(lambda: cluster.dispatcher.is_ready)
+                    await asyncio.to_thread(lambda: None)
+            finally:
+                answers.set()
 
 
 async def test_an_announcer_that_cannot_be_dialled_is_told() -> None:
