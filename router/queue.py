@@ -1,8 +1,9 @@
 """The one queue of the router: requests wait here, and nowhere behind it, for a pair of nodes with room.
 
-Strictly by (priority, arrival): nobody overtakes, so a large request is never starved by small ones; only one that no
-node here could ever hold is passed by. A request that comes back (its node was lost, or said no) takes its old place,
-and is not refused for want of room in the queue. One that leaves while it waits has never been at any node.
+By priority, which whoever waits gains with time, and then by arrival. Whoever is first is passed by nobody that would
+fit sooner, so a large request is never starved by small ones; only by others where no node here could ever hold it. A
+request that comes back (its node was lost, or said no) takes its old place, and is not refused for want of room in the
+queue. One that leaves while it waits has never been at any node.
 """
 
 import asyncio
