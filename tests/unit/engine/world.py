@@ -48,6 +48,7 @@ class World:
             self._add(f"r{i}", script)
         self.runner.breaks_after = {RequestId(name): life.script.breaks_after for name, life in self.lives.items()}
         self.reports: list[tuple[int, ComputedBlocks, list[int]]] = []  # (when to release, report, its tokens)
+        self.newcomers: list[Request] = []  # that no step has considered yet
         self.tick = 0
 
     def _add(self, name: str, script: Script) -> None:
@@ -92,6 +93,7 @@ class World:
             age = self.tick - life.script.arrival
             if age == 0 and life.leader is None:
                 self.engine.submit(life.request)
+                self.newcomers.append(life.request)
         for name, life in self.lives.items():
             age = self.tick - life.script.arrival
             if age == life.script.rule_delay and life.script.rule is not None and life.leader is None:
@@ -131,8 +133,12 @@ class World:
     def _step(self) -> None:
         running = list(self.engine.scheduler.running)
         num_plans = len(self.runner.plans)
+        newcomers = [one.request_id for one in self.newcomers if one.phase is Phase.WAITING]
+        self.newcomers.clear()
         result = self.engine.step()
         self.engine.check_invariants()
+        admitted = [one.request.request_id for one in result.admitted if one.request.request_id in newcomers]
+        assert sorted((*admitted, *result.passed_over)) == sorted(newcomers), "each hears at once, and only once"
         has_computed = len(self.runner.plans) > num_plans
         assert has_computed or not result.is_empty or not self.engine.has_work, "steps that do nothing, for ever"
         for plan in self.runner.plans[num_plans:]:
