@@ -3,12 +3,19 @@
 from collections.abc import Callable
 from typing import Any
 
+from kvasir.router.openai.models import whole
+
 _DATA = frozenset({"const", "enum", "default", "example", "examples", "required"})
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # names to schemas
 
 # Those that the compiler keeps to. JSON Schema has a validator take the others for remarks.
 _KNOWN_FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
+)
+
+# Here the compiler wants an integer as such. In JSON Schema, 3.0 is one too.
+_COUNTS = frozenset(
+    {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains"}
 )
 
 
@@ -29,14 +36,15 @@ def _member(key: str, value: Any, rewrite: Callable[[dict[str, Any]], dict[str, 
     return rewritten(value, rewrite)
 
 
-def without_unknown_formats(schema: dict[str, Any]) -> Any:
-    """{"type": "string", "format": "path"} -> {"type": "string"}"""
+def as_the_compiler_reads_it(schema: dict[str, Any]) -> Any:
+    """{"type": "string", "format": "path", "maxLength": 3.0} -> {"type": "string", "maxLength": 3}"""
 
     def rewrite(part: dict[str, Any]) -> dict[str, Any]:
-        name = part.get("format")
-        if not isinstance(name, str) or name in _KNOWN_FORMATS:
-            return part
-        return {key: value for key, value in part.items() if key != "format"}
+        return {
+            key: whole(value) if key in _COUNTS else value
+            for key, value in part.items()
+            if key != "format" or not isinstance(value, str) or value in _KNOWN_FORMATS
+        }
 
     return rewritten(schema, rewrite)
 

@@ -8,7 +8,7 @@ import orjson
 
 from kvasir.common.errors import InvalidRequest
 from kvasir.common.grammar import Grammar
-from kvasir.router.grammar.schemas import without_unknown_formats
+from kvasir.router.grammar.schemas import as_the_compiler_reads_it
 
 # At each place where JSON allows white space: enough for any indentation, but not without end, for small models are
 # fond of line breaks.
@@ -28,8 +28,8 @@ def json_schema_grammar(schema: Any, *, whitespace_pattern: str | None = _WHITES
     )
     try:
         source = orjson.dumps(schema | {"x-guidance": options})
-        if b'"format"' in source:
-            source = orjson.dumps(without_unknown_formats(schema) | {"x-guidance": options})
+        if b'"format"' in source or b".0" in source:
+            source = orjson.dumps(as_the_compiler_reads_it(schema) | {"x-guidance": options})
     except (TypeError, RecursionError) as error:  # deeper than the encoder goes
         raise InvalidRequest(f"the schema is nested too deeply: {error}") from None
     return Grammar("json_schema", source.decode())

@@ -157,6 +157,29 @@ async def test_a_format_that_nobody_knows_is_a_remark(router: Router) -> None:
         router.dispatcher.requests.clear()
 
 
+async def test_a_schema_may_count_in_floats(router: Router) -> None:
+    """So does JSON Schema: 3.0 is an integer. What is no count stays as it is."""
+    item = {"type": "string", "minLength": 1.0, "maxLength": 3.0}
+    ages = {"type": "number", "maximum": 5.0, "default": {"maxLength": 3.0}}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "array", "items": item, "maxItems": 2.0}, "maxItems": ages},
+    }
+    assert (await router.chat(response_format=schema_format(schema))).status_code == 200
+    [grammar] = sent(router)
+    assert grammar is not None
+    told = json.loads(grammar.source)["properties"]
+    assert json.dumps(told["a"]["items"]) == '{"type": "string", "minLength": 1, "maxLength": 3}'
+    assert json.dumps(told["a"]["maxItems"]) == "2"
+    assert json.dumps(told["maxItems"]) == json.dumps(ages)
+    router.dispatcher.requests.clear()
+    for count in (1.5, 1e20, 1e300, -1e300):
+        item["maxLength"] = count
+        refused = await router.chat(response_format=schema_format(schema))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_grammar")
+        assert "maxLength" in refused.json()["error"]["message"]
+
+
 async def test_an_error_of_a_stream_comes_before_it_with_a_status(router: Router) -> None:
     answer = await router.chat(stream=True, response_format=schema_format({"type": "thing"}))
     assert answer.status_code == 400
