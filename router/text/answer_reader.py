@@ -30,15 +30,9 @@ class AnswerReader:
 
     def push_token(self, text: str) -> list[Part]:
         """The text of one more token."""
-        reasoning = self._reasoning
-        if reasoning is None or reasoning.is_over:
-            return self.push(text)
-        self._num_undecided_tokens += 1
-        parts = self.push(text)
-        if reasoning.has_begun:
-            self.num_reasoning_tokens += self._num_undecided_tokens
-            self._num_undecided_tokens = 0
-        return parts
+        if self._reasoning is not None and not self._reasoning.is_over:
+            self._num_undecided_tokens += 1
+        return self.push(text)
 
     def push(self, text: str) -> list[Part]:
         if self.is_done:
@@ -46,6 +40,9 @@ class AnswerReader:
         thoughts: list[Part] = []
         if self._reasoning is not None:
             thoughts, text = self._reasoning.push(text)
+            if self._reasoning.has_begun:
+                self.num_reasoning_tokens += self._num_undecided_tokens
+                self._num_undecided_tokens = 0
         return thoughts + self._read(text)
 
     def flush(self, *, is_cut: bool) -> list[Part]:

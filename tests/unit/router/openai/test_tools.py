@@ -114,6 +114,16 @@ async def test_thoughts_calls_and_their_tokens(tokens_a_step: int) -> None:
         assert message["content"] is None
 
 
+@pytest.mark.parametrize("tokens_a_step", [1, 50])
+async def test_thoughts_whose_text_comes_with_the_end_alone_count_all_the_same(tokens_a_step: int) -> None:
+    """All of it may become a stop string, until there is no more."""
+    async with tool_router(saying("<think>Hm", tokens_a_step=tokens_a_step), habits=HABITS) as router:
+        answer = (await router.chat(stop=["<think>Hmm"])).json()
+        assert answer["choices"][0]["message"]["reasoning"] == "Hm"
+        num_tokens = answer["usage"]["completion_tokens"]
+        assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": num_tokens}
+
+
 @pytest.mark.parametrize("tokens_a_step", [1, 2, 50])
 @pytest.mark.parametrize("text", ["Hello.", " <thin ice>", "\n\n<t"])
 async def test_what_has_no_thoughts_has_no_tokens_of_them(text: str, tokens_a_step: int) -> None:
