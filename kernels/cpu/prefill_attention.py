@@ -9,8 +9,9 @@ import numpy as np
 
 from kvasir.kernels.cpu import softmax
 from kvasir.kernels.cpu.compiling import carray, lazy_loop, strict
-from kvasir.kernels.cpu.kv_rows import address_of, cache_shape, has_scales, rows_at, scale_of
-from kvasir.kernels.cpu.prefill_tile import SCORE_COLUMNS, TILE_COLUMNS, multiply, score, seen
+from kvasir.kernels.cpu.kv_rows import cache_shape, has_scales
+from kvasir.kernels.cpu.prefill_stage import stage
+from kvasir.kernels.cpu.prefill_tile import SCORE_COLUMNS, SCORE_ROWS, TILE_COLUMNS, multiply, score, seen
 from kvasir.kernels.cpu.simd import (
     LANES,
     TILE_ROWS,
@@ -21,7 +22,7 @@ from kvasir.kernels.cpu.simd import (
     next_piece,
     padded,
     uint16_array,
-    widened,
+    zeros_in_lines,
 )
 from kvasir.kernels.cpu.softmax import CHAINS, TILE_KEYS
 
@@ -47,31 +48,6 @@ def _locate(piece: Any, query_starts: Any, num_kv_heads: Any) -> Any:
 
 
 @strict
-def _stage(cache: Any, shape: Any, layer: Any, block_table: Any, head: Any, first: Any, count: Any, width: Any,
-           keys: Any, values: Any, scales: Any) -> None:  # fmt: skip
-    """Tokens [first, first + count) of one head -> keys, as `score` reads them, values [C, W], scales [2, C] of both
-
-    As they are in the cache, with zeros behind, up to `width`.
-    """
-    num_layers, num_kv_heads, block_size, head_dim = shape
-    layout = (num_layers, num_kv_heads)
-    for i in range(count, width):
-        keys[i // SCORE_COLUMNS, :, i % SCORE_COLUMNS] = 0
-    values[count:width] = 0
-    scales[:, count:width] = 0
-    for i in range(count):
-        block, offset = block_table[(first + i) // block_size], (first + i) % block_size
-        cached = rows_at(cache, address_of(cache, layout, block, layer, 0, head), block_size, head_dim)
-        scales[0, i] = scale_of(cached, offset)
-        for d in range(head_dim):
-            keys[i // SCORE_COLUMNS, d, i % SCORE_COLUMNS] = widened(cached[offset, d])
-        cached = rows_at(cache, address_of(cache, layout, block, layer, 1, head), block_size, head_dim)
-        scales[1, i] = scale_of(cached, offset)
-        for d in range(head_dim):
-            values[i, d] = widened(cached[offset, d])
-
-
-@strict
 def _scale(scores: Any, num_rows: Any, width: Any, scales: Any) -> None:
     for r in range(num_rows):
         row = scores[r]
@@ -81,8 +57,8 @@ def _scale(scores: Any, num_rows: Any, width: Any, scales: Any) -> None:
 
 @strict
 def _attend(query: Any, num_rows: Any, group: Any, start: Any, cap: Any, window: Any, cache: Any, shape: Any,
-            layer: Any, block_table: Any, head: Any, scores: Any, part: Any, sums: Any, state: Any, keys: Any,
-            values: Any, scales: Any) -> None:  # fmt: skip
+            layer: Any, block_table: Any, head: Any, scores: Any, part: Any, sums: Any, state: Any, nothing: Any,
+            places: Any, keys: Any, values: Any, scales: Any) -> None:  # fmt: skip
     """query [R, D], row r at position start + r // G -> weighted values in sums [R, W], sums of weights in state[1]"""
     end = start + (num_rows - 1) // group + 1
     first_seen = max(0, start + 1 - window) if window > 0 else 0
@@ -94,7 +70,7 @@ def _attend(query: Any, num_rows: Any, group: Any, start: Any, cap: Any, window:
         count = min(TILE_KEYS, end - first)
         width = padded(count, SCORE_COLUMNS)
         begin = start - first  # the column of row 0's own token
-        _stage(cache, shape, layer, block_table, head, first, count, width, keys, values, scales)
+        stage(cache, shape, layer, block_table, head, first, count, width, nothing, places, keys, values, scales)
         score(query, keys, begin, group, width, scores)
         if has_scales(cache):
             _scale(scores, num_rows, width, scales[0])
@@ -102,7 +78,7 @@ def _attend(query: Any, num_rows: Any, group: Any, start: Any, cap: Any, window:
             softmax.soft_cap(scores, num_rows, width, cap)
         for r in range(num_rows):
             own = begin + r // group
-            columns = padded(seen(r // TILE_ROWS * TILE_ROWS, begin, group, width), LANES)
+            columns = padded(seen(r // TILE_ROWS * TILE_ROWS + TILE_ROWS - 1, begin, group, width), LANES)
             low = max(0, own + 1 - window) if window > 0 else 0
             high = max(0, min(columns, own + 1))
             maxima[r], part_totals[r] = softmax.weigh(scores[r], min(low, columns), high, columns)
@@ -122,28 +98,29 @@ def _work(counter: Any, query: Any, num_heads: Any, cache: Any, shape: Any, laye
           query_starts: Any, seq_lens: Any, scale: Any, cap: Any, window: Any, out: Any) -> None:  # fmt: skip
     _, num_kv_heads, _, head_dim = shape
     group = num_heads // num_kv_heads
-    most_rows, most_columns = _TILE_TOKENS * group, padded(head_dim, TILE_COLUMNS)
-    tile = np.zeros((most_rows, padded(head_dim, CHAINS)), np.float32)
-    scores = np.zeros((most_rows, TILE_KEYS), np.float32)
-    part, sums = np.zeros((most_rows, most_columns), np.float32), np.zeros((most_rows, most_columns), np.float32)
+    most_rows, most_columns = padded(_TILE_TOKENS * group, TILE_ROWS * SCORE_ROWS), padded(head_dim, TILE_COLUMNS)
+    tile, scores = zeros_in_lines((most_rows, padded(head_dim, CHAINS))), zeros_in_lines((most_rows, TILE_KEYS))
+    part, sums = zeros_in_lines((most_rows, most_columns)), zeros_in_lines((most_rows, most_columns))
     state = np.zeros((6, most_rows), np.float32)
-    keys = np.zeros((TILE_KEYS // SCORE_COLUMNS, tile.shape[1], SCORE_COLUMNS), np.float32)
-    values = np.zeros((TILE_KEYS, most_columns), np.float32)
-    scales = np.zeros((2, TILE_KEYS), np.float32)
+    keys = zeros_in_lines((TILE_KEYS // SCORE_COLUMNS, tile.shape[1], SCORE_COLUMNS))
+    values = zeros_in_lines((TILE_KEYS, most_columns))
+    scales, places = np.zeros((2, TILE_KEYS), np.float32), np.zeros((2, TILE_KEYS), np.int64)
+    nothing = np.zeros(head_dim, np.float32)
     while True:
         s, first, head = _locate(next_piece(counter), query_starts, num_kv_heads)
         if s < 0:
             return
         begin = query_starts[s] + first
         num_rows = min(_TILE_TOKENS, query_starts[s + 1] - begin) * group
-        used = padded(num_rows, TILE_ROWS)
+        scored, used = padded(num_rows, SCORE_ROWS), padded(num_rows, TILE_ROWS)
         for r in range(num_rows):
-            column = (head * group + r % group) * head_dim
+            source = query.ctypes.data + (begin + r // group) * query.strides[0]
+            row = float32_array(source + 4 * (head * group + r % group) * head_dim, (head_dim,))
             for d in range(head_dim):
-                tile[r, d] = query[begin + r // group, column + d] * scale
+                tile[r, d] = row[d] * scale
         start = seq_lens[s] - query_starts[s + 1] + begin
-        _attend(tile[:used], num_rows, group, start, cap, window, cache, shape, layer, block_tables[s], head,
-                scores[:used], part[:used], sums[:used], state, keys, values, scales)  # fmt: skip
+        _attend(tile[:scored], num_rows, group, start, cap, window, cache, shape, layer, block_tables[s], head,
+                scores, part[:used], sums[:used], state, nothing, places, keys, values, scales)  # fmt: skip
         for r in range(num_rows):
             column = (head * group + r % group) * head_dim
             softmax.finish(state[1, r], sums[r], out[begin + r // group, column : column + head_dim])

@@ -1,4 +1,4 @@
-"""The register tiles of attention over staged keys and values: TILE_ROWS queries against TILE_COLUMNS columns."""
+"""The register tiles of attention over staged keys and values: a few queries against a few columns."""
 
 from typing import Any
 
@@ -8,8 +8,9 @@ from kvasir.kernels.cpu.simd import LANES, TILE_ROWS
 from kvasir.kernels.cpu.softmax import CHAINS
 from kvasir.kernels.cpu.tile_code import F32, I64, number
 
-# With the sums of all rows in registers; those of two chains, and of two more that are done.
+# With the sums of all rows in registers; of scores, all chains of each.
 TILE_COLUMNS, SCORE_COLUMNS = (4 * LANES, 2 * LANES) if IS_WIDE else (2 * LANES, LANES)
+SCORE_ROWS = 3
 
 _VECTOR = ir.VectorType(F32, LANES)
 
@@ -19,8 +20,8 @@ def _multiply_tile(typing: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, c:
     """c[R, C] = a[R, depth] @ b[depth, C], by address, floats a row. R = TILE_ROWS, C = TILE_COLUMNS"""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        tile = _Tile(builder, TILE_COLUMNS, *arguments)
-        tile.store(*tile.chains((0,), 1))
+        tile = _Tile(builder, TILE_ROWS, TILE_COLUMNS, *arguments)
+        tile.store(*tile.chains(1))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 7), codegen
@@ -28,12 +29,15 @@ def _multiply_tile(typing: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, c:
 
 @intrinsic
 def _score_tile(typing: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, c: Any, c_stride: Any, depth: Any) -> Any:
-    """c[R, C] = a[R, depth] @ b[depth, C], each sum in CHAINS. C = SCORE_COLUMNS, depth: a multiple of CHAINS"""
+    """c[R, C] = a[R, depth] @ b[depth, C], each sum in CHAINS
+
+    R = SCORE_ROWS, C = SCORE_COLUMNS, depth: a multiple of CHAINS
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        tile = _Tile(builder, SCORE_COLUMNS, *arguments)
-        even, odd = (tile.added(*tile.chains((first, first + 2), CHAINS)) for first in range(2))
-        tile.store(tile.added(even, odd))
+        tile = _Tile(builder, SCORE_ROWS, SCORE_COLUMNS, *arguments)
+        sums = tile.chains(CHAINS)
+        tile.store(tile.added(tile.added(sums[0], sums[2]), tile.added(sums[1], sums[3])))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 7), codegen
@@ -42,23 +46,24 @@ def _score_tile(typing: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, c: An
 class _Tile:
     """Writes the LLVM code of one tile. `sums` are vectors, row by row."""
 
-    def __init__(self, builder: Any, num_columns: int, a: Any, a_stride: Any, b: Any, b_stride: Any, c: Any,
-                 c_stride: Any, depth: Any) -> None:  # fmt: skip
-        self._builder, self._depth, self._vectors = builder, depth, range(num_columns // LANES)
+    def __init__(self, builder: Any, num_rows: int, num_columns: int, a: Any, a_stride: Any, b: Any, b_stride: Any,
+                 c: Any, c_stride: Any, depth: Any) -> None:  # fmt: skip
+        self._builder, self._depth = builder, depth
+        self._rows, self._vectors = range(num_rows), range(num_columns // LANES)
         self._a, self._b, self._c = a, b, c
         self._a_stride, self._b_stride, self._c_stride = (
             builder.mul(stride, number(4)) for stride in (a_stride, b_stride, c_stride)
         )
 
-    def chains(self, firsts: tuple[int, ...], step: int) -> list[list[Any]]:
-        """For each of `firsts`: the products of k = first, first + step, ..., added one after the other"""
+    def chains(self, count: int) -> list[list[Any]]:
+        """For each of 0 <= first < count: the products of k = first, first + count, ..., added one after the other"""
         builder, width = self._builder, len(self._vectors)
-        cells = [[tile_code.empty_cell(builder, _VECTOR) for _ in range(TILE_ROWS * width)] for _ in firsts]
-        with cgutils.for_range_slice(builder, number(0), self._depth, number(step), intp=I64) as (start, _):
-            for first, chain in zip(firsts, cells, strict=True):
+        cells = [[tile_code.empty_cell(builder, _VECTOR) for _ in self._places()] for _ in range(count)]
+        with cgutils.for_range_slice(builder, number(0), self._depth, number(count), intp=I64) as (start, _):
+            for first, chain in enumerate(cells):
                 k = builder.add(start, number(first))
                 columns = [builder.load(self._at(self._b, k, self._b_stride, v), align=4) for v in self._vectors]
-                for r in range(TILE_ROWS):
+                for r in self._rows:
                     scalar = self._spread(r, k)
                     for column, cell in zip(columns, chain[r * width : (r + 1) * width], strict=True):
                         tile_code.fuse(builder, cell, scalar, column)
@@ -72,8 +77,7 @@ class _Tile:
             self._builder.store(value, place, align=4)
 
     def _places(self) -> list[Any]:
-        rows = [number(r) for r in range(TILE_ROWS)]
-        return [self._at(self._c, row, self._c_stride, v) for row in rows for v in self._vectors]
+        return [self._at(self._c, number(r), self._c_stride, v) for r in self._rows for v in self._vectors]
 
     def _spread(self, r: int, k: Any) -> Any:
         """a[r, k] in all lanes"""
@@ -86,20 +90,20 @@ class _Tile:
 
 
 @strict
-def seen(row: Any, begin: Any, group: Any, width: Any) -> Any:
-    """How many columns the TILE_ROWS rows from `row` on need. Row r sees those before begin + r // group + 1"""
-    return max(0, min(begin + (row + TILE_ROWS - 1) // group + 1, width))
+def seen(last: Any, begin: Any, group: Any, width: Any) -> Any:
+    """How many columns the rows up to `last` need. Row r sees those before begin + r // group + 1"""
+    return max(0, min(begin + last // group + 1, width))
 
 
 @strict
 def score(queries: Any, keys: Any, begin: Any, group: Any, width: Any, scores: Any) -> None:
     """scores[R, : width] = queries[R, D] @ keys, where they are seen
 
-    keys: [columns / SCORE_COLUMNS, D, SCORE_COLUMNS]. R is a multiple of TILE_ROWS, `width` of SCORE_COLUMNS
+    keys: [columns / SCORE_COLUMNS, D, SCORE_COLUMNS]. R is a multiple of SCORE_ROWS, `width` of SCORE_COLUMNS
     """
     for column in range(0, width, SCORE_COLUMNS):
-        for row in range(0, scores.shape[0], TILE_ROWS):
-            if seen(row, begin, group, width) > column:
+        for row in range(0, queries.shape[0], SCORE_ROWS):
+            if seen(row + SCORE_ROWS - 1, begin, group, width) > column:
                 _score_tile(
                     queries.ctypes.data + row * queries.strides[0], queries.strides[0] // 4,
                     keys.ctypes.data + column // SCORE_COLUMNS * keys.strides[0], SCORE_COLUMNS,
@@ -119,5 +123,5 @@ def multiply(weights: Any, values: Any, begin: Any, group: Any, width: Any, out:
                 weights.ctypes.data + row * weights.strides[0], weights.strides[0] // 4,
                 values.ctypes.data + 4 * first, values.strides[0] // 4,
                 out.ctypes.data + row * out.strides[0] + 4 * first, out.strides[0] // 4,
-                seen(row, begin, group, width),
+                seen(row + TILE_ROWS - 1, begin, group, width),
             )  # fmt: skip

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import numpy as np
-
 from kvasir.kernels.cpu.compiling import compiled
 from kvasir.kernels.cpu.panel_tile import PANEL, expand_panel
-from kvasir.kernels.cpu.simd import next_piece, padded
+from kvasir.kernels.cpu.simd import empty_in_lines, next_piece, padded, zeros_in_lines
 from kvasir.kernels.cpu.span_tile import SPAN, SPAN_ROWS, multiply_span
 
 # Shapes: T tokens  I inputs  O outputs  P panels of PANEL outputs  G groups of inputs with scales of their own
@@ -83,8 +81,8 @@ def multiply_many(counter: Any, x: Any, panels: Any, is_float32: Any, scales: An
     most = max(SPAN_ROWS, min(_ROWS_OF_A_BLOCK, _BYTES_OF_A_BLOCK // (4 * inputs)))
     num_blocks = (num_tokens + most - 1) // most
     block = padded((num_tokens + num_blocks - 1) // num_blocks, SPAN_ROWS)
-    slab = np.empty((SPAN, 0 if is_float32 else inputs, PANEL), np.float32)
-    edge, begin = np.zeros((SPAN_ROWS, SPAN * PANEL), np.float32), np.zeros(SPAN * PANEL, np.float32)
+    slab = empty_in_lines((SPAN, 0 if is_float32 else inputs, PANEL))
+    edge, begin = zeros_in_lines((SPAN_ROWS, SPAN * PANEL)), zeros_in_lines((SPAN * PANEL,))
     while True:
         piece = next_piece(counter)
         start, span = piece // num_spans * block, piece % num_spans

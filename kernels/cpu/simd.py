@@ -84,6 +84,24 @@ def padded(size: Any, tile: Any) -> Any:
     return (size + tile - 1) // tile * tile
 
 
+@compiled
+def empty_in_lines(shape: Any) -> Any:
+    """Of float32, from the border of a cache line on: a vector that lies across one takes two loads."""
+    size = 1
+    for length in shape:
+        size *= length
+    memory = np.empty(size + tile_code.LINE_BYTES // 4, np.float32)
+    first = -memory.ctypes.data % tile_code.LINE_BYTES // 4
+    return memory[first : first + size].reshape(shape)
+
+
+@compiled
+def zeros_in_lines(shape: Any) -> Any:
+    array = empty_in_lines(shape)
+    array[:] = 0
+    return array
+
+
 @intrinsic
 def next_piece(typing: Any, counter: Any) -> Any:
     """counter[0]++, atomically over all threads: which piece of work is mine."""
@@ -146,33 +164,35 @@ def largest_of(typing: Any, address: Any, count: Any) -> Any:
     """The largest of `count` float32, a multiple of LANES; NaN are passed over. -inf of none"""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        def larger(one: Any, other: Any) -> Any:
-            return builder.select(builder.fcmp_ordered(">", one, other), one, other)
-
         address, count = arguments
-        return _reduced(builder, address, count, float("-inf"), larger)
+
+        def value(_: Any, place: Any) -> Any:
+            return builder.load(place, align=4)
+
+        return reduced(builder, address, count, float("-inf"), larger(builder), value)
 
     return types.float32(types.int64, types.int64), codegen
 
 
-@intrinsic
-def sum_of(typing: Any, address: Any, count: Any) -> Any:
-    """The sum of `count` float32, a multiple of LANES: of each lane by itself, then folded, if it is `strict`."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        address, count = arguments
-        return _reduced(builder, address, count, 0.0, builder.fadd)
-
-    return types.float32(types.int64, types.int64), codegen
+def larger(builder: Any) -> Callable[[Any, Any], Any]:
+    """Of two vectors; the other one where `one` is NaN"""
+    return lambda one, other: builder.select(builder.fcmp_ordered(">", one, other), one, other)
 
 
-def _reduced(builder: Any, address: Any, count: Any, start: float, combine: Callable[[Any, Any], Any]) -> Any:
-    """`combine` takes what is new, and what has been combined; of single vectors, then of a vector's halves."""
+def reduced(
+    builder: Any, address: Any, count: Any, start: float, combine: Callable[[Any, Any], Any],
+    take: Callable[[Any, Any], Any],
+) -> Any:  # fmt: skip
+    """Of `count` float32: of each lane by itself, then folded, if it is `strict`.
+
+    take: (column, place) -> a vector of LANES
+    combine: what is new, and what has been combined; of single vectors, then of a vector's halves
+    """
     vector = ir.VectorType(F32, LANES)
     cell = cgutils.alloca_once_value(builder, ir.Constant(vector, [start] * LANES))
     with cgutils.for_range_slice(builder, number(0), count, number(LANES), intp=I64) as (i, _):
-        values = tile_code.load(builder, tile_code.row(builder, address, number(4), i), 0, vector)
-        builder.store(combine(values, builder.load(cell)), cell)
+        place = tile_code.pointer(builder, tile_code.row(builder, address, number(4), i), 0, vector)
+        builder.store(combine(take(i, place), builder.load(cell)), cell)
     result, distance = builder.load(cell), LANES // 2
     while distance:
         order = ir.Constant(ir.VectorType(I32, LANES), [(i + distance) % LANES for i in range(LANES)])
@@ -192,19 +212,45 @@ def fused(typing: Any, a: Any, b: Any, c: Any) -> Any:
     return types.float32(types.float32, types.float32, types.float32), codegen
 
 
+_EXP2 = (
+    1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2, 2.402264791363012e-1,
+    6.931472028550421e-1, 1.0,
+)  # fmt: skip
+
+
+def write_exp2(builder: Any, x: Any) -> Any:
+    """2 ** x for float32 x <= 0, or a vector of them, to 2e-7 relative; NaN stays NaN."""
+    lanes = x.type.count if isinstance(x.type, ir.VectorType) else 0
+    integer = ir.VectorType(I32, lanes) if lanes else I32
+
+    def constant(what: Any, value: float) -> Any:
+        return ir.Constant(what, [value] * lanes if lanes else value)
+
+    least = constant(x.type, -126.0)
+    x = builder.select(builder.fcmp_ordered(">", least, x), least, x)
+    whole = builder.fadd(x, constant(x.type, 0.5))
+    whole = tile_code.call(builder, f"llvm.floor.{f'v{lanes}' if lanes else ''}f32", x.type, whole)
+    f = builder.fsub(x, whole)
+    p = constant(x.type, _EXP2[0])
+    for coefficient in _EXP2[1:]:
+        p = builder.fadd(builder.fmul(p, f, flags=FUSE), constant(x.type, coefficient), flags=FUSE)
+    exponent = builder.add(builder.fptosi(whole, integer), constant(integer, 127))
+    power = builder.shl(exponent, constant(integer, 23))
+    return builder.fmul(p, builder.bitcast(power, x.type))
+
+
+@intrinsic
+def _exp2(typing: Any, x: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return write_exp2(builder, arguments[0])
+
+    return types.float32(types.float32), codegen
+
+
 @strict
 def exp2(x: Any) -> Any:
     """2 ** x for float32 x <= 0, to 2e-7 relative, in a form that compilers vectorise."""
-    x = max(x, np.float32(-126))
-    whole = np.floor(x + np.float32(0.5))
-    f = x - whole
-    p = fused(np.float32(1.535336188319500e-4), f, np.float32(1.339887440266574e-3))
-    p = fused(p, f, np.float32(9.618437357674640e-3))
-    p = fused(p, f, np.float32(5.550332471162809e-2))
-    p = fused(p, f, np.float32(2.402264791363012e-1))
-    p = fused(p, f, np.float32(6.931472028550421e-1))
-    p = fused(p, f, np.float32(1))
-    return p * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
+    return _exp2(np.float32(x))
 
 
 @strict

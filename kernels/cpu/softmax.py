@@ -11,12 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from kvasir.kernels.cpu.compiling import strict
-from kvasir.kernels.cpu.simd import exp2, largest_of, sum_of, tanh
+from kvasir.kernels.cpu import tile_code
+from kvasir.kernels.cpu.compiling import intrinsic, ir, strict, types
+from kvasir.kernels.cpu.simd import LANES, exp2, larger, reduced, tanh, write_exp2
+from kvasir.kernels.cpu.tile_code import F32, I32
 
 # Shapes: R queries  C columns, TILE_KEYS or more  D head dim
 TILE_KEYS = 128
 CHAINS = 4
+
+_FLOATS, _INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 
 
 @strict
@@ -34,14 +38,47 @@ def weigh(row: Any, low: Any, high: Any, width: Any) -> Any:
 
     width: whole vectors, of which alone it reads and writes
     """
-    row[:low] = -np.inf
-    row[high:width] = -np.inf
-    highest = largest_of(row.ctypes.data, width)
-    for c in range(width):
-        row[c] = exp2(row[c] - highest)
-    row[:low] = 0  # exp2 gives no less than 2 ** -126, and what must not be seen counts for nothing at all
-    row[high:width] = 0
-    return highest, sum_of(row.ctypes.data, width)
+    highest = _largest(row.ctypes.data, low, high, width)
+    return highest, _weigh(row.ctypes.data, low, high, width, highest)
+
+
+@intrinsic
+def _largest(typing: Any, address: Any, low: Any, high: Any, width: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address, low, high, width = arguments
+
+        def seen(column: Any, place: Any) -> Any:
+            lowest = ir.Constant(_FLOATS, [float("-inf")] * LANES)
+            return builder.select(_is_between(builder, column, low, high), builder.load(place, align=4), lowest)
+
+        return reduced(builder, address, width, float("-inf"), larger(builder), seen)
+
+    return types.float32(*[types.int64] * 4), codegen
+
+
+@intrinsic
+def _weigh(typing: Any, address: Any, low: Any, high: Any, width: Any, highest: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address, low, high, width, highest = arguments
+        highest = tile_code.spread(builder, highest, LANES)
+
+        def weighed(column: Any, place: Any) -> Any:
+            weights = write_exp2(builder, builder.fsub(builder.load(place, align=4), highest))
+            # exp2 gives no less than 2 ** -126, and what must not be seen counts for nothing at all
+            weights = builder.select(_is_between(builder, column, low, high), weights, tile_code.zeros(_FLOATS))
+            builder.store(weights, place, align=4)
+            return weights
+
+        return reduced(builder, address, width, 0.0, builder.fadd, weighed)
+
+    return types.float32(*[types.int64] * 4, types.float32), codegen
+
+
+def _is_between(builder: Any, column: Any, low: Any, high: Any) -> Any:
+    """Of LANES columns from `column` on, which ones are: low <= column < high"""
+    first, end = (builder.trunc(builder.sub(value, low), I32) for value in (column, high))
+    columns = builder.add(tile_code.spread(builder, first, LANES), ir.Constant(_INTS, list(range(LANES))))
+    return builder.icmp_unsigned("<", columns, tile_code.spread(builder, end, LANES))
 
 
 @strict
@@ -52,8 +89,10 @@ def factors(highest: Any, maximum: Any, total: Any) -> Any:
     """
     if total == 0:  # nothing was seen in it
         return highest, np.float32(1), np.float32(0)
-    now = max(highest, maximum)
-    return now, exp2(highest - now), exp2(maximum - now)
+    less = exp2(-abs(highest - maximum))
+    if maximum > highest:
+        return maximum, less, np.float32(1)
+    return highest, np.float32(1), less
 
 
 @strict

@@ -8,10 +8,11 @@ from typing import Any
 from kvasir.kernels.cpu import tile_code
 from kvasir.kernels.cpu.compiling import IS_WIDE, cgutils, intrinsic, ir, types
 from kvasir.kernels.cpu.panel_tile import PANEL, ROWS
-from kvasir.kernels.cpu.tile_code import F32, I64, number
+from kvasir.kernels.cpu.tile_code import F32, I64, LINE_BYTES, number
 
 SPAN = 2 if IS_WIDE else 1  # panels: with two, fewer loads for as many sums
 SPAN_ROWS = ROWS[-1] // SPAN
+_AHEAD_BYTES = 8 * 4 * PANEL  # of a panel: from the second cache into the first before they are multiplied
 
 _VECTOR = ir.VectorType(F32, PANEL)
 
@@ -51,9 +52,11 @@ def _multiply(
         for cell, column in zip(row, columns, strict=True):
             builder.store(tile_code.load(builder, begin, column, _VECTOR), cell)
     with cgutils.for_range_slice(builder, number(0), count, number(1), intp=I64) as (k, _):
-        weights = [
-            tile_code.load(builder, tile_code.row(builder, panel, number(4 * PANEL), k), 0, _VECTOR) for panel in panels
-        ]
+        inputs = [tile_code.row(builder, panel, number(4 * PANEL), k) for panel in panels]
+        for line in range(_AHEAD_BYTES, _AHEAD_BYTES + 4 * PANEL, LINE_BYTES):
+            for each in inputs:
+                tile_code.fetch(builder, builder.add(each, number(line)), cache=1)
+        weights = [tile_code.load(builder, each, 0, _VECTOR) for each in inputs]
         for x_row, row in zip(x_rows, cells, strict=True):
             value = tile_code.load(builder, tile_code.row(builder, x_row, number(4), k), 0, F32)
             everywhere = tile_code.spread(builder, value, PANEL)

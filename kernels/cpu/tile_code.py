@@ -80,3 +80,16 @@ def fetch(builder: Any, address: Any, cache: int) -> None:
     """Ask for the cache line at `address`, into the first cache or the second: no wait, no fault where nothing is."""
     read, locality, data = (ir.Constant(I32, value) for value in (0, 4 - cache, 1))
     call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer(builder, address, 0, I8), read, locality, data)
+
+
+def transposed(builder: Any, rows: list[Any]) -> list[Any]:
+    """The columns of as many vectors as each has lanes, a power of 2"""
+    size = len(rows)
+    halves = [
+        ir.Constant(ir.VectorType(I32, size), [first + lane // 2 + lane % 2 * size for lane in range(size)])
+        for first in (0, size // 2)
+    ]
+    for _ in range(size.bit_length() - 1):  # shuffled like cards, each moves to twice its place
+        pairs = zip(rows[: size // 2], rows[size // 2 :], strict=True)
+        rows = [builder.shuffle_vector(*pair, half) for pair in pairs for half in halves]
+    return rows

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvasir.kernels.cpu.prefill_tile import SCORE_COLUMNS, TILE_COLUMNS, multiply, score
+from kvasir.kernels.cpu.prefill_tile import SCORE_COLUMNS, SCORE_ROWS, TILE_COLUMNS, multiply, score
 from kvasir.kernels.cpu.simd import TILE_ROWS, exp2, tanh
 
 
@@ -36,7 +36,8 @@ def test_tanh_is_right_to_a_few_units_in_the_last_place() -> None:
 def test_products_of_attention_where_rows_see_them(tokens: int, group: int, begin: int, width: int) -> None:
     """What no row of a register tile sees is not even read: it is NaN here."""
     rng = np.random.default_rng(1)
-    num_rows, head_dim = -(-tokens * group // TILE_ROWS) * TILE_ROWS, 2 * TILE_COLUMNS
+    rows_of_both = TILE_ROWS * SCORE_ROWS
+    num_rows, head_dim = -(-tokens * group // rows_of_both) * rows_of_both, 2 * TILE_COLUMNS
     queries = rng.standard_normal((num_rows, head_dim), dtype=np.float32)
     keys = rng.standard_normal((width // SCORE_COLUMNS, head_dim, SCORE_COLUMNS), dtype=np.float32)
     weights = rng.standard_normal((num_rows, 128), dtype=np.float32)
