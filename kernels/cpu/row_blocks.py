@@ -29,8 +29,10 @@ def expand_slab(panels: Any, p: Any, scales: Any, scale_bytes: Any, group_size: 
 
 @compiled
 def _multiply_rows(x: Any, start: Any, stop: Any, panels: Any, span: Any, is_float32: Any, scales: Any, group_size: Any,
-                   begin: Any, out: Any, slab: Any, edge: Any) -> None:  # fmt: skip
-    """out[start:stop] of SPAN panels = begin + x @ panels, slab by slab of their inputs
+                   zeros: Any, bias: Any, out: Any, slab: Any, edge: Any) -> None:  # fmt: skip
+    """out[start:stop] of SPAN panels = x @ panels + bias, slab by slab of their inputs
+
+    The bias comes last, as in products of few rows, so that both add the same numbers in the same order.
 
     Panels of other numbers become float32 in `slab`, once for all of these rows. A tile that sticks out is made in
     `edge`.
@@ -44,6 +46,7 @@ def _multiply_rows(x: Any, start: Any, stop: Any, panels: Any, span: Any, is_flo
         count = min(_INPUTS_OF_A_SLAB, num_inputs - first)
         weights = panels.ctypes.data + p * panels.strides[0] + first * 4 * PANEL
         weights_stride = (other - p) * panels.strides[0]
+        end = bias if first + count == num_inputs else zeros
         if not is_float32:
             expand_slab(panels, p, scales, scale_bytes, group_size, first, count, slab[0])
             if SPAN > 1:
@@ -58,7 +61,7 @@ def _multiply_rows(x: Any, start: Any, stop: Any, panels: Any, span: Any, is_flo
                 _copy(out[t : t + rows, first_output : first_output + width], edge)
             multiply_span(
                 x.ctypes.data + t * x.strides[0] + first * 4, x.strides[0], rows, weights, weights_stride, count,
-                begin.ctypes.data if first == 0 else place, 0 if first == 0 else stride, place, stride,
+                zeros.ctypes.data if first == 0 else place, 0 if first == 0 else stride, end.ctypes.data, place, stride,
             )  # fmt: skip
             if not is_whole:
                 _copy(edge[:rows, :width], out[t:, first_output:])
@@ -82,7 +85,8 @@ def multiply_many(counter: Any, x: Any, panels: Any, is_float32: Any, scales: An
     num_blocks = (num_tokens + most - 1) // most
     block = padded((num_tokens + num_blocks - 1) // num_blocks, SPAN_ROWS)
     slab = empty_in_lines((SPAN, 0 if is_float32 else inputs, PANEL))
-    edge, begin = zeros_in_lines((SPAN_ROWS, SPAN * PANEL)), zeros_in_lines((SPAN * PANEL,))
+    edge, zeros = zeros_in_lines((SPAN_ROWS, SPAN * PANEL)), zeros_in_lines((SPAN * PANEL,))
+    span_bias = zeros_in_lines((SPAN * PANEL,))
     while True:
         piece = next_piece(counter)
         start, span = piece // num_spans * block, piece % num_spans
@@ -91,6 +95,6 @@ def multiply_many(counter: Any, x: Any, panels: Any, is_float32: Any, scales: An
         if has_bias:
             first = span * SPAN * PANEL
             for c in range(min(SPAN * PANEL, len(bias) - first)):
-                begin[c] = bias[first + c]
-        _multiply_rows(x, start, min(start + block, num_tokens), panels, span, is_float32, scales, group_size, begin,
-                       out, slab, edge)  # fmt: skip
+                span_bias[c] = bias[first + c]
+        _multiply_rows(x, start, min(start + block, num_tokens), panels, span, is_float32, scales, group_size, zeros,
+                       span_bias, out, slab, edge)  # fmt: skip

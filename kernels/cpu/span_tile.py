@@ -20,15 +20,17 @@ _VECTOR = ir.VectorType(F32, PANEL)
 @intrinsic
 def multiply_span(
     typing: Any, x: Any, x_stride: Any, num_rows: Any, weights: Any, weights_stride: Any, count: Any, begin: Any,
-    begin_stride: Any, out: Any, out_stride: Any,
+    begin_stride: Any, end: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
-    """out[SPAN_ROWS, SPAN PANEL] = begin + x[R, count] @ (weights[0][count, PANEL], weights[1]), by address
+    """out[SPAN_ROWS, SPAN PANEL] = begin + x[R, count] @ (weights[0][count, PANEL], weights[1]) + end, by address
 
-    Strides are bytes a row; of weights, a panel. R <= SPAN_ROWS: the rows behind R repeat the last. `begin` may be out.
+    Strides are bytes a row; of weights, a panel. R <= SPAN_ROWS: the rows behind R repeat the last. `begin` may be out;
+    `end` is one row.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        x, x_stride, num_rows, weights, weights_stride, count, begin, begin_stride, out, out_stride = arguments
+        x, x_stride, num_rows, weights, weights_stride, count = arguments[:6]
+        begin, begin_stride, end, out, out_stride = arguments[6:]
         rows = range(SPAN_ROWS)
         x_rows = [tile_code.row_or_last(builder, x, x_stride, r, num_rows) for r in rows]
         panels = [tile_code.row(builder, weights, weights_stride, number(i)) for i in range(SPAN)]
@@ -36,16 +38,16 @@ def multiply_span(
             [tile_code.row(builder, base, stride, number(r)) for r in rows]
             for base, stride in ((begin, begin_stride), (out, out_stride))
         )
-        _multiply(builder, x_rows, panels, count, begins, places)
+        _multiply(builder, x_rows, panels, count, begins, end, places)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 10), codegen
+    return types.void(*[types.int64] * 11), codegen
 
 
 def _multiply(
-    builder: Any, x_rows: list[Any], panels: list[Any], count: Any, begins: list[Any], places: list[Any]
+    builder: Any, x_rows: list[Any], panels: list[Any], count: Any, begins: list[Any], end: Any, places: list[Any]
 ) -> None:
-    """Each of the places: the one of `begins` + the row of x @ all panels. All are addresses."""
+    """Each of the places: the one of `begins` + the row of x @ all panels + end. All are addresses."""
     columns = [4 * PANEL * i for i in range(SPAN)]
     cells = [[cgutils.alloca_once(builder, _VECTOR) for _ in columns] for _ in x_rows]
     for row, begin in zip(cells, begins, strict=True):
@@ -62,6 +64,8 @@ def _multiply(
             everywhere = tile_code.spread(builder, value, PANEL)
             for cell, each in zip(row, weights, strict=True):
                 tile_code.fuse(builder, cell, everywhere, each)
+    ends = [tile_code.load(builder, end, column, _VECTOR) for column in columns]
     for row, place in zip(cells, places, strict=True):
-        for cell, column in zip(row, columns, strict=True):
-            builder.store(builder.load(cell), tile_code.pointer(builder, place, column, _VECTOR), align=4)
+        for cell, column, each in zip(row, columns, ends, strict=True):
+            total = builder.fadd(builder.load(cell), each)
+            builder.store(total, tile_code.pointer(builder, place, column, _VECTOR), align=4)

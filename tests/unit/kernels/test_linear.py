@@ -51,6 +51,18 @@ def test_groups_of_any_size(group_size: int, num_inputs: int) -> None:
     torch.testing.assert_close(PackedLinear(weight)(x), linear_reference(x, weight.dequantized()), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("how", ["none", "fp16"])
+@pytest.mark.parametrize("num_inputs", [64, 1700])  # the second in slabs
+def test_a_row_has_the_same_bits_among_few_rows_and_many(how: Quantization, num_inputs: int) -> None:
+    """Not so one row and two, which have several sums for each output, and groups, which have scales of their own."""
+    weight, bias, x = torch.randn(100, num_inputs), torch.randn(100), torch.randn(200, num_inputs)
+    with quantizing(how):
+        linear = PackedLinear(weight, bias)
+    together = linear(x)
+    for num_tokens in (3, 5, 12, 13, 40, 63, 64, 71):
+        assert torch.equal(linear(x[:num_tokens]), together[:num_tokens]), num_tokens
+
+
 def test_many_outputs_and_inputs() -> None:
     weight = torch.randn(4128, 1536)
     linear = PackedLinear(weight)
