@@ -77,6 +77,7 @@ class RouterMetrics:
 
     def _read(self) -> Iterator[Sample]:
         yield Sample("vllm:generation_tokens", "Generated tokens.", self.num_generation_tokens, is_counter=True)
+        yield Sample("kvasir:router_processes", "Processes of this router that serve requests.", 1)  # workers add up
 
     def _change_in_flight(self, by: int) -> None:
         self._num_in_flight += by

@@ -59,6 +59,10 @@ class Workers:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return [pid for pid in map(int, children) if b"workers.worker" in _command_line(pid)]
 
+    async def num_up(self) -> float:
+        """Connections go to these in turn. A process may be there before it is one of them."""
+        return await self.metric("kvasir:router_processes")
+
     async def until(self, condition: Callable[[], Any]) -> None:
         """`condition` may be a coroutine function."""
         end_s = time.monotonic() + TIMEOUT_S

@@ -32,6 +32,7 @@ def test_times_are_measured_at_the_tokens() -> None:
     assert round(value(metrics, "vllm:request_time_per_output_token_seconds_sum"), 6) == 0.1
     assert round(value(metrics, "vllm:e2e_request_latency_seconds_sum"), 6) == 0.8
     assert value(metrics, "vllm:generation_tokens_total") == 4
+    assert value(metrics, "kvasir:router_processes") == 1
     assert value(metrics, "kvasir:router_requests_total", endpoint="completions", outcome="length") == 1
     assert value(metrics, "kvasir:router_requests_in_flight") == 0
 

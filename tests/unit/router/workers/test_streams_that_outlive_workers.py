@@ -191,9 +191,9 @@ async def test_another_worker_goes_on_at_once_with_the_seed_that_was_drawn(worke
 
 
 async def are_ready(workers: Workers) -> bool:
-    """Both of them: connections go to them in turn."""
+    """Both of them are up and know the nodes, so that connections go to them in turn."""
     try:
-        return len(workers.pids) == 2 and all([await workers.is_ready() for _ in range(2)])
+        return await workers.num_up() == 2 and all([await workers.is_ready() for _ in range(2)])
     except httpx.TransportError:  # one that has just been killed was handed the connection
         return False
 

@@ -164,7 +164,7 @@ async def test_a_worker_that_dies_is_replaced_and_takes_nothing_with_it_that_is_
     await workers.until(lambda: sum(task.done() for task in reading) == 2)
     answers = [await workers.complete("places") for _ in range(3)]  # the places of its requests are free
     assert [answer.status_code for answer in answers] == [200, 200, 200]
-    await workers.until(lambda: len(workers.pids) == 2)
+    await workers.until(lambda: _num_up_is(workers, 2))
     assert before[1] in workers.pids
     assert before[0] not in workers.pids
     await workers.until(workers.is_ready)
@@ -173,6 +173,10 @@ async def test_a_worker_that_dies_is_replaced_and_takes_nothing_with_it_that_is_
     for task in reading:
         task.cancel()
     await asyncio.gather(*reading, return_exceptions=True)
+
+
+async def _num_up_is(workers: Workers, expected: int) -> bool:
+    return await workers.num_up() == expected
 
 
 async def test_a_signal_lets_all_workers_finish_what_they_have_begun(tmp_path: Path) -> None:
