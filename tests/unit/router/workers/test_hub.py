@@ -1,4 +1,4 @@
-"""Places of workers that die are free, however late they were asked for."""
+"""Places of workers that die are free, however late they were asked for; and nobody is ready who says nothing."""
 
 from pathlib import Path
 
@@ -25,3 +25,30 @@ async def test_a_worker_that_has_died_takes_no_place_with_it() -> None:
     await hub.died(workers[0])
     assert not await enters(hub, 0, "c"), "it had asked before it died"
     assert await enters(hub, 1, "d")
+
+
+class Talking(WorkerProcess):
+    """`says` is what it answers; None: it does not."""
+
+    says: bytes | None = b""
+
+    async def tell(self, topic: pb.Topic.ValueType, argument: str = "") -> bytes | None:
+        return self.says
+
+
+async def why_not_ready(hub: Hub) -> list[bytes]:
+    answer = await hub.Gather(pb.GatherRequest(topic=pb.TOPIC_READY, argument="0 0"), None)
+    return [content for content in answer.contents if content]
+
+
+async def test_a_router_is_not_ready_while_one_of_its_workers_does_not_answer() -> None:
+    one, other = workers = [Talking(number, Places(Path("/nowhere")), b"") for number in range(2)]
+    hub = Hub(workers, MemoryResponseStore(ttl_s=60, max_bytes=1 << 20))
+    one.is_up = other.is_up = True
+    assert await why_not_ready(hub) == []
+    other.says = None
+    assert await why_not_ready(hub) == [b"a worker does not answer"]
+    other.is_up = False  # it has died: nobody is handed to it
+    assert await why_not_ready(hub) == []
+    other.is_up, other.says = True, b"no decode node is here"
+    assert await why_not_ready(hub) == [b"no decode node is here"]
