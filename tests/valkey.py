@@ -15,7 +15,7 @@ from kvasir.cli.local_redis import ADVICE, find_server
 from kvasir.cli.ports import free_port
 
 START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 60.0
 
 
 class RedisServer:

@@ -16,9 +16,9 @@ import orjson
 from kvasir.bench.lab.router_clock import read_stamps
 
 _TOKEN = re.compile(rb" (\d{4})")
-_TEXT = b'"content":" '  # longer than what is kept, so that none counts twice
+_TEXT = b'"content":" '
 _GOLDEN = 0.618034  # its multiples are spread evenly, however many there are
-_KEPT = 8  # of what came last: a token may be cut by the network
+_KEPT = len(_TEXT) - 1  # bytes of what came last: the network may cut anywhere, and nothing whole counts twice
 
 
 @dataclass

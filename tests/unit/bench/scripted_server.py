@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,14 @@ class ScriptedServer:
     resident_bytes: int | None = None
     leaks_bytes: int = 0  # with each look at /metrics
     url: str = ""
+    num_looks: int = 0  # at /metrics
+    # Whether this chunk of this request's answer may be sent yet, both counted from 0.
+    may_send: Callable[[int, int], bool] = lambda number, chunk: True
+
+    def answer_together(self, *groups: int) -> None:
+        """Requests come in groups: nobody of one is answered before all of it are there."""
+        ends = [sum(groups[: index + 1]) for index in range(len(groups)) for _ in range(groups[index])]
+        self.may_send = lambda number, chunk: number >= len(ends) or len(self.bodies) >= ends[number]
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         return await self._stream(request, [{"text": word, "index": 0} for word in self.words])
@@ -49,6 +58,7 @@ class ScriptedServer:
         return web.json_response({"data": [{"id": "scripted"}]})
 
     async def metrics(self, request: web.Request) -> web.Response:
+        self.num_looks += 1
         if self.resident_bytes is None:
             raise web.HTTPNotFound
         self.resident_bytes += self.leaks_bytes
@@ -56,7 +66,8 @@ class ScriptedServer:
             text=f"# TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes {self.resident_bytes:e}\n"
         )
 
-    async def _whole(self, choices: list[dict[str, Any]]) -> web.Response:
+    async def _whole(self, number: int, choices: list[dict[str, Any]]) -> web.Response:
+        await self._until_it_may_send(number, 0)
         await asyncio.sleep(self.gap_s * len(choices))
         is_chat = "delta" in choices[0]
         text = "".join(choice["delta"]["content"] if is_chat else choice["text"] for choice in choices)
@@ -65,7 +76,9 @@ class ScriptedServer:
         return web.json_response({"choices": [{"index": 0, "finish_reason": "length", **answer}], "usage": usage})
 
     async def _stream(self, request: web.Request, choices: list[dict[str, Any]]) -> web.StreamResponse:
-        self.bodies.append(await request.json())
+        body = await request.json()
+        number = len(self.bodies)
+        self.bodies.append(body)
         self.headers.append(dict(request.headers))
         status = 429 if len(self.bodies) <= self.num_refused else self.status
         if status != 200:
@@ -73,16 +86,17 @@ class ScriptedServer:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
-            if not self.bodies[-1].get("stream"):
-                return await self._whole(choices)
-            return await self._streamed(request, choices)
+            if not body.get("stream"):
+                return await self._whole(number, choices)
+            return await self._streamed(request, number, choices)
         finally:
             self.running -= 1
 
-    async def _streamed(self, request: web.Request, choices: list[dict[str, Any]]) -> web.StreamResponse:
+    async def _streamed(self, request: web.Request, number: int, choices: list[dict[str, Any]]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        for choice in choices:
+        for chunk, choice in enumerate(choices):
+            await self._until_it_may_send(number, chunk)
             await asyncio.sleep(self.gap_s)
             await self._send(response, {"choices": [choice]})
         if self.closes:
@@ -96,6 +110,10 @@ class ScriptedServer:
         if self.ends:
             await response.write(b"data: [DONE]\n\n")
         return response
+
+    async def _until_it_may_send(self, number: int, chunk: int) -> None:
+        while not self.may_send(number, chunk):
+            await asyncio.sleep(0.001)
 
     async def _send(self, response: web.StreamResponse, message: dict[str, Any]) -> None:
         await response.write(f"data: {json.dumps(message)}\n\n".encode())

@@ -86,7 +86,7 @@ def test_a_kernel_that_fails_is_named_and_the_others_are_measured(
 
 
 def test_the_tests_run_with_none_of_the_projects_options() -> None:
-    passed, said = run_tests(100, ["tests/unit/kernels/test_block_bytes.py"], most_processes=1)
+    passed, said = run_tests(400, ["tests/unit/kernels/test_block_bytes.py"], most_processes=1)
     assert passed
     assert "passed in" in said
     passed, said = run_tests(0.01, ["tests/unit/kernels/test_block_bytes.py"], most_processes=1)

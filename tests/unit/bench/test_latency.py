@@ -41,7 +41,7 @@ async def test_latency_asks_one_at_a_time_and_new_prompts(
 
 
 async def test_latency_of_a_batch(scripted: ScriptedServer) -> None:
-    scripted.gap_s = 0.01
+    scripted.answer_together(3, 3)
     argv = ["--batch-size", "3", "--num-iters", "2", "--num-iters-warmup", "0", "--no-ignore-eos"]
     assert await run("latency", scripted, *argv) == 0
     assert scripted.most_running == 3
@@ -50,7 +50,7 @@ async def test_latency_of_a_batch(scripted: ScriptedServer) -> None:
 
 
 async def test_throughput_sends_all_at_once(scripted: ScriptedServer, tmp_path: Path) -> None:
-    scripted.gap_s = 0.01
+    scripted.answer_together(9)
     file = tmp_path / "throughput.json"
     argv = ["--num-prompts", "9", "--input-len", "5", "--output-len", "7", "--disable-tqdm"]
     assert await run("throughput", scripted, *argv, "--output-json", str(file)) == 0
@@ -63,7 +63,7 @@ async def test_throughput_sends_all_at_once(scripted: ScriptedServer, tmp_path: 
 
 
 async def test_throughput_within_a_limit(scripted: ScriptedServer) -> None:
-    scripted.gap_s = 0.01
+    scripted.answer_together(2, 2, 2)
     assert await run("throughput", scripted, "--num-prompts", "6", "--max-concurrency", "2", "--disable-tqdm") == 0
     assert scripted.most_running == 2
 

@@ -67,6 +67,7 @@ def test_a_command_for_each_concurrency(tmp_path: Path) -> None:
 
 async def test_an_endpoint(scripted: ScriptedServer) -> None:
     scripted.gap_s = 0.02
+    scripted.answer_together(1, 1, 1, 3, 3, 3)
     said = await asyncio.wait_for(asyncio.to_thread(Peer("server", scripted.url).measure, WORKLOAD), 60)
     assert [one["concurrency"] for one in said] == [1, 3]
     assert scripted.most_running == 3

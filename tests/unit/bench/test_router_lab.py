@@ -1,7 +1,6 @@
 """The load and the backends that the router is measured with."""
 
 import asyncio
-import statistics
 import time
 from itertools import repeat
 from pathlib import Path
@@ -38,6 +37,7 @@ def test_tokens_are_counted_however_the_network_cuts_them(size: int) -> None:
         for start in range(0, len(ANSWER), size):
             stream.data_received(ANSWER[start : start + size])
     assert load.num_tokens == len(load.delays_s) == 12
+    assert load.num_events == 6
     assert transport.num_requests == 3, "asked again at each end"
     assert not lost
     stream.data_received(b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
@@ -46,15 +46,18 @@ def test_tokens_are_counted_however_the_network_cuts_them(size: int) -> None:
 
 @pytest.mark.parametrize("contender", [DIRECT, OURS])
 async def test_each_stream_gets_a_token_a_tick(tmp_path: Path, contender: str) -> None:
+    began_s = time.monotonic()
     setting = Setting(num_streams=6, num_tokens=20, num_groups=2, duration_s=1, folder=tmp_path, peer_python=None)
     prepare(setting)
     manager = running(contender, setting, 0.01)
     port, _ = await asyncio.to_thread(manager.__enter__)
     try:
-        async with asyncio.timeout(30), Streams(port, 6, 20, setting.stamps) as streams:
-            while streams.load.num_tokens < 300:
+        async with asyncio.timeout(60), Streams(port, 6, 20, setting.stamps) as streams:
+            load = streams.load
+            while load.num_tokens < 300:
                 await asyncio.sleep(0.05)
-            assert 0 < statistics.median(streams.load.delays_s) < 1
-            assert streams.load.num_events >= 0.9 * streams.load.num_tokens if contender == DIRECT else True
+            assert 0 < min(load.delays_s) <= max(load.delays_s) < time.monotonic() - began_s
+            if contender == DIRECT:  # which sends each token by itself; the last one may be on its way
+                assert load.num_tokens <= load.num_events <= load.num_tokens + 6
     finally:
         manager.__exit__(None, None, None)

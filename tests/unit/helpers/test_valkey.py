@@ -7,8 +7,8 @@ import redis
 from tests.valkey import RedisServer
 
 
-def client_of(server: RedisServer) -> redis.Redis:
-    return redis.Redis.from_url(server.url, socket_timeout=0.3, retry=None)
+def client_of(server: RedisServer, timeout_s: float = 60.0) -> redis.Redis:
+    return redis.Redis.from_url(server.url, socket_timeout=timeout_s, retry=None)
 
 
 def test_it_serves_with_the_options_given_and_is_gone_afterwards() -> None:
@@ -30,8 +30,8 @@ def test_a_frozen_one_is_silent_until_it_thaws() -> None:
     with RedisServer() as server, client_of(server) as client:
         client.set("key", "value")
         server.freeze()
-        with pytest.raises(redis.TimeoutError):
-            client.get("key")
+        with client_of(server, timeout_s=0.3) as hasty, pytest.raises(redis.TimeoutError):
+            hasty.get("key")
         server.thaw()
         assert client.get("key") == b"value"
 
