@@ -9,11 +9,13 @@ from typing import Any
 
 import grpc.aio
 
+from kvasir.cli.ports import free_port
 from kvasir.common.grpc_server import bind, new_server
 from kvasir.common.tokens import unpack_tokens
 from kvasir.proto import common_pb2, decode_pb2_grpc, prefill_pb2_grpc, registry_pb2, registry_pb2_grpc
 from tests.fake_engine import Fabric, FakeEngine
 from tests.fake_request import VOCAB_SIZE, FakeSession
+from tests.waiting import TIMEOUT_S
 
 
 class FakeNode(FakeEngine):
@@ -37,13 +39,14 @@ class FakeNode(FakeEngine):
     async def __aexit__(self, *_: object) -> None:
         await self.die()
 
-    async def start(self, listen: str = "127.0.0.1:0") -> None:
-        self._server = new_server(listen, None)
+    async def start(self, listen: str = "") -> None:
+        """Without `listen`, on a port that no outgoing connection gets: it may be started there again."""
+        self._server = new_server(listen or "127.0.0.1:0", None)
         if self.role == "prefill":
             prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self, self._server)
         else:
             decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{bind(self._server, listen)}"
+        self.address = f"127.0.0.1:{await _bound(self._server, listen)}"
         await self._server.start()
         self.is_alive = True
 
@@ -197,3 +200,13 @@ class FakeNode(FakeEngine):
             if request is not None:
                 request.is_aborted = True
                 request.moved.set()
+
+
+async def _bound(server: grpc.aio.Server, listen: str) -> int:
+    """The port. Another process may be quicker than us, and an older self may have it for a moment."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            try:
+                return bind(server, listen or f"127.0.0.1:{free_port()}")
+            except OSError:
+                await asyncio.sleep(0.01)

@@ -22,7 +22,7 @@ from tests.fake_node import FakeNode
 from tests.tokenizers import save_byte_level
 
 REPO = Path(__file__).parents[1]
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0  # processes start, one after the other, and again after a pause when they have been killed
 LIMITS = {"few": {"requests_per_minute": 6}, "places": {"max_concurrent_requests": 4}, "a": {}, "b": {}}
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 
@@ -36,7 +36,7 @@ class Workers:
 
     def client(self, key: str = "a") -> httpx.AsyncClient:
         """With connections of its own: workers get them in turn."""
-        return httpx.AsyncClient(base_url=self.url, timeout=30, headers={"authorization": f"Bearer {key}"})
+        return httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_S, headers={"authorization": f"Bearer {key}"})
 
     async def ask(self, method: str, path: str, key: str = "a", **json: Any) -> httpx.Response:
         """On a new connection."""
@@ -59,9 +59,13 @@ class Workers:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return [pid for pid in map(int, children) if b"workers.worker" in _command_line(pid)]
 
-    async def num_up(self) -> float:
-        """Connections go to these in turn. A process may be there before it is one of them."""
-        return await self.metric("kvasir:router_processes")
+    async def are_up_and_ready(self) -> bool:
+        """Both of them, so that connections go to them in turn, and each serves. A process may be there before that."""
+        try:
+            is_each_up = await self.metric("kvasir:router_processes") == 2
+            return is_each_up and all([await self.is_ready() for _ in range(2)])
+        except httpx.TransportError:  # one that has just been killed was handed the connection
+            return False
 
     async def until(self, condition: Callable[[], Any]) -> None:
         """`condition` may be a coroutine function."""
@@ -121,7 +125,7 @@ async def running_workers(folder: Path, *options: str, is_static: bool = False) 
         reading = asyncio.create_task(_show(process.stderr))
         stack.callback(reading.cancel)
         workers = Workers(process, url, prefill, decode)
-        await workers.until(workers.is_ready)
+        await workers.until(workers.are_up_and_ready)
         yield workers
 
 

@@ -5,7 +5,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -30,17 +31,20 @@ async def shared_workers(tmp_path_factory: pytest.TempPathFactory) -> AsyncItera
 @pytest.fixture
 def workers(shared_workers: Workers) -> Workers:
     shared_workers.decode.behaviour.token_s = 0.0
+    shared_workers.decode.behaviour.most_tokens = None
     return shared_workers
 
 
 async def test_limits_are_of_all_workers_together(workers: Workers) -> None:
     start_s = time.monotonic()
+    num_limited = await workers.metric("kvasir:router_requests_limited_total")
     statuses = [(await workers.complete("few")).status_code for _ in range(14)]
     refilled = int((time.monotonic() - start_s) / 10) + 1  # one in ten seconds
     assert 6 <= statuses.count(200) <= 6 + refilled
     assert set(statuses) == {200, 429}
     assert (await workers.complete("b")).status_code == 200
-    assert await workers.metric("kvasir:router_requests_limited_total") == statuses.count(429)
+    num_limited += statuses.count(429)
+    await workers.until(lambda: _metric_is(workers, "kvasir:router_requests_limited_total", num_limited))
 
 
 async def test_all_workers_say_the_same_of_the_model(workers: Workers) -> None:
@@ -73,18 +77,21 @@ async def test_what_is_said_of_the_router_is_said_of_all_workers(workers: Worker
     before = [await workers.metric(name) for name in names]
     for _ in range(6):
         assert (await workers.complete()).status_code == 200
-    for _ in range(3):
-        assert [await workers.metric(name) - then for name, then in zip(names, before, strict=True)] == [6, 24, 6]
+    for name, then, more in zip(names, before, (6, 24, 6), strict=True):
+        await workers.until(lambda: _metric_is(workers, name, then + more))  # noqa: B023
+    for _ in range(2):
         assert await workers.metric(r"kvasir:nodes{") == 2, "each worker sees the same two"
         cluster = (await workers.ask("GET", "/cluster")).json()
         assert sorted(node["role"] for node in cluster["nodes"]) == ["decode", "prefill"]
         assert sum(one["num_tokens"] for one in cluster["latencies"]) == before[1] + 24
 
-    workers.decode.behaviour.token_s = SLOW_S
+    workers.decode.behaviour.most_tokens = 50  # however slow workers are: none ends before
     async with asyncio.TaskGroup() as group:
         streams = [group.create_task(read(workers, max_tokens=100)) for _ in range(4)]
+        await workers.until(lambda: _num_at_decode_node(workers) == 4)  # asking a worker would take a turn
         await workers.until(lambda: _load_is(workers, 4))
-        assert await workers.metric("kvasir:router_requests_in_flight") == 4
+        await workers.until(lambda: _metric_is(workers, "kvasir:router_requests_in_flight", 4))
+        workers.decode.behaviour.most_tokens = None
     answers = [stream.result()[0][0].partition(":")[0] for stream in streams]
     for answer in answers:
         seen = [(await workers.ask("GET", f"/cluster?answer={answer}")).json()["served_by"] for _ in range(2)]
@@ -94,12 +101,30 @@ async def test_what_is_said_of_the_router_is_said_of_all_workers(workers: Worker
     assert all(session.last_command > 10 for session in sessions), "and both have been used"
 
 
+async def _metric_is(workers: Workers, pattern: str, expected: float) -> bool:
+    """A worker that does not answer in time counts with what it has said last."""
+    return await workers.metric(pattern) == expected
+
+
+async def _metric_is_at_least(workers: Workers, pattern: str, expected: float) -> bool:
+    return await workers.metric(pattern) >= expected
+
+
+def _num_at_decode_node(workers: Workers) -> int:
+    return sum(not one.is_canary for one in workers.decode.requests)
+
+
 async def _load_is(workers: Workers, number: int) -> bool:
     return bool((await workers.ask("GET", "/load")).json() == {"server_load": number})
 
 
 async def read(
-    workers: Workers, last_id: str | None = None, at_most: int = 10**6, key: str = "a", **body: object
+    workers: Workers,
+    last_id: str | None = None,
+    at_most: int = 10**6,
+    key: str = "a",
+    on_event: Callable[[int], None] = lambda number: None,
+    **body: object,
 ) -> list[tuple[str, str]]:
     """(id, data) of events on a new connection, until the end or until so many have come."""
     request = {"model": "m", "prompt": "hello", "stream": True, "seed": 1, **body} if last_id is None else None
@@ -115,6 +140,7 @@ async def read(
                 events.append((line.removeprefix("id: "), ""))
             elif line.startswith("data: "):
                 events[-1] = (events[-1][0], line.removeprefix("data: "))
+                on_event(len(events))
                 if len(events) == at_most:
                     break
     return events
@@ -126,7 +152,7 @@ def text_of(events: list[tuple[str, str]]) -> str:
 
 
 async def test_a_stream_goes_on_whichever_worker_its_client_comes_back_to(workers: Workers) -> None:
-    options = {"max_tokens": 150, "stream_options": {"resume_grace_s": 30}}
+    options = {"max_tokens": 150, "stream_options": {"resume_grace_s": 60}}
     whole = await read(workers, **options)
     workers.decode.behaviour.token_s = 0.005
     num_started = workers.decode.num_started
@@ -153,46 +179,68 @@ async def test_a_worker_that_dies_is_replaced_and_takes_nothing_with_it_that_is_
     num_tokens = await workers.metric("vllm:generation_tokens_total")
     for _ in range(4):
         assert (await workers.complete("b")).status_code == 200
-    assert await workers.metric("vllm:generation_tokens_total") == num_tokens + 16
+    await workers.until(lambda: _metric_is(workers, "vllm:generation_tokens_total", num_tokens + 16))
     before = workers.pids
     assert len(before) == 2
-    workers.decode.behaviour.token_s = 0.05
+    workers.decode.behaviour.most_tokens = 50
     reading = [asyncio.create_task(read(workers, key="places", max_tokens=2000)) for _ in range(4)]
+    await workers.until(lambda: _num_at_decode_node(workers) == 4)  # two at each worker
     await workers.until(lambda: _load_is(workers, 4))
     assert (await workers.complete("places")).status_code == 429
     os.kill(before[0], signal.SIGKILL)
     await workers.until(lambda: sum(task.done() for task in reading) == 2)
-    answers = [await workers.complete("places") for _ in range(3)]  # the places of its requests are free
+    await workers.until(lambda: _has_a_place(workers))  # the places of its requests are free
+    await workers.until(workers.are_up_and_ready)
+    answers = [await workers.complete("places") for _ in range(3)]
     assert [answer.status_code for answer in answers] == [200, 200, 200]
-    await workers.until(lambda: _num_up_is(workers, 2))
     assert before[1] in workers.pids
     assert before[0] not in workers.pids
-    await workers.until(workers.is_ready)
-    assert await workers.metric("vllm:generation_tokens_total") >= num_tokens + 28
+    assert sum(task.done() for task in reading) == 2, "those of the other worker go on"
+    await workers.until(lambda: _metric_is_at_least(workers, "vllm:generation_tokens_total", num_tokens + 28))
     await until(lambda: len(workers.decode.sessions) == num_sessions + 1)  # the dead one's is kept for a while
     for task in reading:
         task.cancel()
     await asyncio.gather(*reading, return_exceptions=True)
 
 
-async def _num_up_is(workers: Workers, expected: int) -> bool:
-    return await workers.num_up() == expected
+async def _has_a_place(workers: Workers) -> bool:
+    """Not before the parent knows that the worker has died, which until then it may hand a connection to."""
+    try:
+        return (await workers.complete("places")).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 async def test_a_signal_lets_all_workers_finish_what_they_have_begun(tmp_path: Path) -> None:
     async with running_workers(tmp_path) as workers:
         workers.decode.behaviour.token_s = SLOW_S
-        options = {"max_tokens": 60, "stream_options": {"resume_grace_s": 30}}
-        reading = [asyncio.create_task(read(workers, **options)) for _ in range(4)]
-        begun = await read(workers, at_most=3, **options)
-        reading += [asyncio.create_task(read(workers, begun[-1][0])) for _ in range(2)]  # one at another worker
+        workers.decode.behaviour.most_tokens = 30  # however slow workers are: none ends before the signal
+        options = {"max_tokens": 60, "stream_options": {"resume_grace_s": 60}}
+        last_id = (await read(workers, at_most=3, **options))[-1][0]
+        counts = dict.fromkeys(range(6), 0)
+        reading = []
+        for at in counts:  # two come back to the first, one of them at another worker
+            asked = read(workers, last_id if at > 3 else None, on_event=partial(counts.__setitem__, at), **options)
+            reading.append(asyncio.create_task(asked))
+        await workers.until(lambda: min(counts.values()) > 0)
         await workers.until(lambda: _load_is(workers, 5))
-        await asyncio.sleep(0.1)
         workers.process.send_signal(signal.SIGTERM)
+        await workers.until(lambda: _refuses_connections(workers))
+        workers.decode.behaviour.most_tokens = None
         events = await asyncio.wait_for(asyncio.gather(*reading), 60)
         assert all(one[-1][1] == "[DONE]" for one in events)
         assert await asyncio.wait_for(workers.process.wait(), 60) == 0
-        assert not workers.decode.requests
+        assert not _num_at_decode_node(workers)
+
+
+async def _refuses_connections(workers: Workers) -> bool:
+    try:
+        await workers.ask("GET", "/health")
+    except httpx.ConnectError:
+        return True
+    except httpx.TransportError:  # it was the last to be let in
+        pass
+    return False
 
 
 async def test_without_its_parent_no_worker_stays(tmp_path: Path) -> None:
