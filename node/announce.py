@@ -19,7 +19,6 @@ from kvasir.proto import common_pb2, registry_pb2, registry_pb2_grpc
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 5.0
-_WITHDRAW_TIMEOUT_S = 1.0
 _AGAIN_S = (0.5, 30.0)  # bounds of what a router may ask for
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.2, 3.0
 
@@ -68,7 +67,7 @@ class Announcer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         request = registry_pb2.WithdrawRequest(address=self._address, node_epoch=self._node.node_epoch)
-        calls = [stub.Withdraw(request, timeout=_WITHDRAW_TIMEOUT_S) for stub in self._stubs]
+        calls = [stub.Withdraw(request, timeout=_TIMEOUT_S) for stub in self._stubs]
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(outcome, grpc.aio.AioRpcError):
                 log.debug("could not withdraw: %s: %s", outcome.code().name, outcome.details())

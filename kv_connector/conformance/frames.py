@@ -132,7 +132,7 @@ async def test_a_peer_lost_twice_is_given_up(settings: ConnectorSettings) -> Non
 
 
 async def test_a_block_that_is_late_is_given_up(settings: ConnectorSettings) -> None:
-    hasty = replace(settings, fetch_timeout_base_s=1.0)
+    hasty = replace(settings, fetch_timeout_base_s=2.0)
     async with faulty_pair(hasty, [Fault(kind="delay", block=NUM_BLOCKS + 3, delay_s=30.0)]) as (pair, _):
         await transfer_of(pair)  # so that the nodes have met
         pair.receiver.memory.writes.clear()

@@ -169,12 +169,12 @@ async def test_a_lease_that_nobody_keeps_alive_ends(connect: Connect) -> None:
 
 
 async def test_waiting_for_promises_keeps_the_lease_alive(connect: Connect) -> None:
-    async with asyncio.timeout(DEADLINE_S), connect(lease_s=1.0) as pair:
+    async with asyncio.timeout(DEADLINE_S), connect(lease_s=2.0) as pair:
         keys, ticket = random_keys(2), pair.ticket()
         transfer = pair.start(ticket, keys)
         await pair.sender.sender.publish(ticket, pair.outgoing(keys[:1]))
         transfer.progress(1)
-        await asyncio.sleep(2)
+        await asyncio.sleep(3)
         await pair.sender.sender.publish(ticket, pair.outgoing(keys[1:], 1))
         transfer.progress(2, committed=True)
         assert (await transfer.done()).missing == ()

@@ -13,7 +13,7 @@ BACK_OFF_S = 1000.0  # ends when the test says so
 
 def settings_of(server: RedisServer, **changes: object) -> ConnectorSettings:
     """Patient, where a test does not want it otherwise: how busy this machine is decides nothing."""
-    patient = {"store_backoff_s": BACK_OFF_S, "fetch_timeout_base_s": 20.0, "lookup_timeout_s": 20.0}
+    patient = {"store_backoff_s": BACK_OFF_S, "fetch_timeout_base_s": 60.0, "lookup_timeout_s": 60.0}
     return ConnectorSettings(name="redis", **{**patient, "redis_url": server.url, **changes})  # type: ignore[arg-type]  # names are checked by the class itself
 
 

@@ -74,12 +74,12 @@ async def test_a_peers_codec_is_loaded_beside_the_event_loop(
 
     def slow_load(name: str, sender: KVLayout, into: KVLayout) -> None:
         threads.append(threading.current_thread())
-        time.sleep(1.5)
+        time.sleep(2.0)
         codec.load(name, sender, into)
 
     monkeypatch.setattr(landing, "load", slow_load)
     theirs, keys = replace(SMALL, dtype=dtype), random_keys(8)
-    settings = ConnectorSettings(name="memory", costs=CostRule(patience_s=0.5))
+    settings = ConnectorSettings(name="memory", costs=CostRule(patience_s=1.2))
     async with (
         open_node(replace(settings, codec=setting), theirs) as sender,
         open_node(settings) as receiver,

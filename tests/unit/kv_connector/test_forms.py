@@ -83,7 +83,7 @@ async def way(
 ) -> AsyncIterator[Way]:
     sending = replace(settings, **changes)  # type: ignore[arg-type]
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(60),
         open_node(sending, layout, seed=1, num_blocks=NUM_BLOCKS) as sender,
         open_node(settings, into, seed=2, num_blocks=NUM_BLOCKS) as receiver,
     ):

@@ -26,7 +26,7 @@ async def test_nothing_comes_for_as_long_as_computing_takes() -> None:
 
 
 async def test_what_has_landed_is_kept() -> None:
-    world = World(lambda num_tokens: 0.002 * num_tokens, costs=QUICK)
+    world = World(lambda num_tokens: 0.02 * num_tokens, costs=QUICK)
     world.transfer.progress(2)
     await until(lambda: len(world.landed) == 2)
     world.source.may_deliver.clear()

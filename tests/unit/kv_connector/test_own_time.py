@@ -90,8 +90,8 @@ async def test_a_limit_lets_a_cancel_through() -> None:
 async def test_the_time_in_which_the_event_loop_is_held_up_does_not_count() -> None:
     own = OwnTime(time.monotonic)
     came = asyncio.Event()
-    async with Limit(own, own() + 1.0):
+    async with Limit(own, own() + 2.0):
         await asyncio.sleep(0)
-        time.sleep(1.4)  # noqa: ASYNC251  (on purpose)
+        time.sleep(2.4)  # noqa: ASYNC251  (on purpose)
         asyncio.get_running_loop().call_later(0.01, came.set)
         await came.wait()

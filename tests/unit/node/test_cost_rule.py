@@ -60,7 +60,7 @@ async def test_a_decode_node_computes_what_comes_too_slowly(monkeypatch: pytest.
         await receiver.send(**start_decode(100, request(PROMPT, 4, cache_salt="rate")))  # it learns how fast it is
         await receiver.send(**continue_decode(100, []))
         await receiver.ends(100)
-        make_slow(receiver, monkeypatch, delay_s=5.0)
+        make_slow(receiver, monkeypatch, delay_s=1000.0)
 
         assert await hand_over(sender, receiver, 1) == generate(PROMPT, 4)
         assert receiver.transfers[1].num_tokens_recomputed == len(PROMPT)
@@ -77,7 +77,7 @@ async def test_a_decode_node_computes_what_comes_too_slowly(monkeypatch: pytest.
 
 
 async def test_a_recovered_path_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = ConnectorSettings(name="memory", costs=CostRule(forget_after_s=0.0), lease_s=1000)
+    settings = ConnectorSettings(name="memory", costs=CostRule(forget_after_s=0.0, patience_s=1000), lease_s=1000)
     async with pair(settings) as (sender, receiver):
         await receiver.send(**start_decode(100, request(PROMPT, 4, cache_salt="rate")))
         await receiver.send(**continue_decode(100, []))

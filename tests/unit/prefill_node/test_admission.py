@@ -62,11 +62,14 @@ async def test_blocks_that_nobody_fetches_turn_prompts_away_until_they_are_let_g
 async def test_what_is_handed_off_can_be_let_go_for_as_long_as_it_is_here() -> None:
     """Fetched slowly, blocks outlive the lease many times over; the release must still find them."""
     async with prefill(ConnectorSettings(name="memory", lease_s=0.1)) as node:
+        now_s = 0.0
+        node.node.sender._leases._clock = lambda: now_s
         await node.send(**start_prefill(1, request(list(range(20))), ticket_for(node, "t1")))
         await node.until(lambda: node.is_committed(1))
         for _ in range(20):
             node.node.sender.keep_alive("t1")
-            await asyncio.sleep(0.02)
+            now_s += 0.09
+            await asyncio.sleep(0.03)  # it is looked for leases that are over
         assert node.node.sender.num_leases == 1
         await node.send(release=prefill_pb2.ReleaseTicket(handle=1))
         await node.until(lambda: node.is_at_rest)

@@ -60,7 +60,7 @@ async def test_what_does_not_lie_in_the_pool_is_sent_along() -> None:
 
 
 async def test_a_receiver_that_never_says_that_it_is_done() -> None:
-    async with pair_of(lease_s=2.0) as pair:
+    async with pair_of(lease_s=4.0) as pair:
         keys, ticket = random_keys(4), pair.ticket()
         await pair.sender.sender.publish(ticket, pair.outgoing(keys))
         reader, writer = await converse(pair)
@@ -81,7 +81,7 @@ async def test_a_receiver_that_never_says_that_it_is_done() -> None:
 
 
 async def test_what_was_read_after_the_loan_is_thrown_away() -> None:
-    async with pair_of(lease_s=2.0, fetch_timeout_base_s=20.0) as pair:
+    async with pair_of(lease_s=4.0, fetch_timeout_base_s=20.0) as pair:
         await send_all(pair, 4)
         pair.receiver.memory.writes.clear()
         engine_of(pair).may_read.clear()
@@ -98,7 +98,7 @@ async def test_what_was_read_after_the_loan_is_thrown_away() -> None:
 
 
 async def test_a_read_that_hangs_costs_the_link_and_holds_its_buffer_until_it_ends() -> None:
-    async with pair_of(fetch_timeout_base_s=0.5) as pair:
+    async with pair_of(fetch_timeout_base_s=2.0) as pair:
         await send_all(pair, 4)
         engine = engine_of(pair)
         engine.may_read.clear()

@@ -8,7 +8,7 @@ from typing import Self
 class FakeConnection:
     def __init__(self) -> None:
         self._sock, self.server = socket.socketpair()
-        self.server.settimeout(10)
+        self.server.settimeout(60)
 
     def __enter__(self) -> Self:
         return self

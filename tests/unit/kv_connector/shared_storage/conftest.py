@@ -21,8 +21,8 @@ def settings(tmp_path: Path) -> ConnectorSettings:
         name="shared_storage",
         path=str(tmp_path / "store"),
         store_backoff_s=BACK_OFF_S,
-        fetch_timeout_base_s=20.0,
-        lookup_timeout_s=20.0,
+        fetch_timeout_base_s=60.0,
+        lookup_timeout_s=60.0,
     )
 
 

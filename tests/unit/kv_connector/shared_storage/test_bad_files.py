@@ -189,7 +189,7 @@ async def test_a_file_system_that_hangs_keeps_nobody(
         num_hanging -= 1
         return num_bytes
 
-    async with asyncio.timeout(DEADLINE_S), connect(fetch_timeout_base_s=0.3) as pair:
+    async with asyncio.timeout(DEADLINE_S), connect(fetch_timeout_base_s=2.0) as pair:
         keys = random_keys(4)
         await pair.sender.sender.publish(pair.ticket(), pair.outgoing(keys))
         with monkeypatch.context() as patch:

@@ -24,6 +24,7 @@ from kvasir.kv_connector.shared_storage.names import new_aside
 from kvasir.kv_connector.shared_storage.quota import Quota
 from kvasir.kv_connector.testing import LARGE, SMALL, pairs_of, random_keys
 from tests.unit.kv_connector.store_tools import fetch
+from tests.waiting import wait_until
 
 DEADLINE_S = 60.0
 PAYLOAD = memoryview(bytes(range(256)) * 32)  # 8 KiB; with its header 12 on the disk
@@ -279,6 +280,7 @@ def test_several_processes_write_and_some_are_killed(blocks: BlockFolder, folder
         for process in (*killed, survivor):
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
+        wait_until(lambda: any(file.is_block for file in folder.found()))
         for process in killed:
             time.sleep(rng.uniform(0.1, 0.3))
             for file in list(folder.found())[:200]:

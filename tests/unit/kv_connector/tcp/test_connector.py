@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvasir.cli.ports import free_port
 from kvasir.engine.blocks import BlockId
 from kvasir.kv_connector.base import Endpoint, Ticket, TransferId
 from kvasir.kv_connector.metrics import MissReason
@@ -126,15 +127,15 @@ async def test_what_zmq_has_let_go_of_does_not_count_before_it_is_collected(monk
 
 async def test_a_restarted_sender_at_the_same_address_does_not_know_the_ticket() -> None:
     async with asyncio.timeout(DEADLINE_S), open_node(SETTINGS, seed=2) as receiver:
-        async with open_node(SETTINGS, seed=1) as sender:
+        settings = replace(SETTINGS, listen_port=free_port())
+        async with open_node(settings, seed=1) as sender:
             pair = Pair(sender, receiver)
             keys, ticket = random_keys(4), pair.ticket()
             await sender.sender.publish(ticket, pair.outgoing(keys))
             transfer = pair.start(ticket, keys)
             transfer.progress(2)
             await until(lambda: len(pair.landed) == 2)
-            port = int(sender.connector.endpoint.rpartition(":")[2])
-        async with open_node(ConnectorSettings(name="tcp", secret=SECRET, listen_port=port), seed=3) as restarted:
+        async with open_node(settings, seed=3) as restarted:
             other = Pair(restarted, receiver)
             await restarted.sender.publish(other.ticket(), other.outgoing(keys))
             transfer.progress(4, committed=True)

@@ -52,9 +52,10 @@ async def peer(role: str, **task: Any) -> AsyncIterator[tuple[asyncio.subprocess
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_sender_that_dies_or_freezes_in_mid_transfer(how: signal.Signals) -> None:
     landed: list[int] = []
+    settings = ConnectorSettings(**SETTINGS, fetch_timeout_base_s=DEADLINE_S)  # its silence is noticed sooner
     async with (
         peer("send") as (process, address),
-        open_node(ConnectorSettings(**SETTINGS), HUGE, seed=2, num_blocks=NUM_BLOCKS) as node,
+        open_node(settings, HUGE, seed=2, num_blocks=NUM_BLOCKS) as node,
         asyncio.timeout(DEADLINE_S),
     ):
 
@@ -100,7 +101,7 @@ async def test_a_receiver_that_freezes_gives_the_blocks_back_when_zmq_lets_go() 
 
 async def test_a_receiver_that_was_frozen_goes_on_where_it_was() -> None:
     """For longer than a block may take, and than its sender keeps the connection: it asks anew, and blames nobody."""
-    name, settings = "frozen", ConnectorSettings(**SETTINGS, fetch_timeout_base_s=1.0)
+    name, settings = "frozen", ConnectorSettings(**SETTINGS, fetch_timeout_base_s=2.5)
     async with processes.node(settings, seed=1) as node, asyncio.timeout(START_S + DEADLINE_S):
         await node.sender.publish(processes.ticket_of(name, "tcp"), processes.blocks_of(processes.keys_of(name)))
         task = processes.Task(
