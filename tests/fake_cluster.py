@@ -63,7 +63,8 @@ async def fake_cluster(
             grpc_listen="127.0.0.1:0",
             prefill=[node.address for node in prefill],
             decode=[node.address for node in decode],
-            **{"max_token_wait_s": 0, **(config or {})},  # an event a token, however busy the machine is
+            # However busy the machine is: an event a token, and no node is lost by silence but where a test wants it.
+            **{"max_token_wait_s": 0, "heartbeat_timeout_s": 60, **(config or {})},
         )
         cluster = await stack.enter_async_context(running_cluster(settings, None, metrics))
         fake = FakeCluster(cluster, prefill, decode, metrics)

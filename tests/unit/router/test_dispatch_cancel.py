@@ -64,10 +64,9 @@ async def test_client_that_never_reads_costs_no_more_than_its_tokens() -> None:
 
 async def test_a_request_that_left_the_queue_never_reaches_a_node() -> None:
     """One seat. A runs; five wait and their clients leave; then B comes, and starts right after A."""
-    async with fake_cluster(max_num_seqs=1, token_s=0.01) as cluster:
+    async with fake_cluster(max_num_seqs=1, most_tokens=10) as cluster:  # A runs until B is there
         first = asyncio.create_task(collect(cluster.dispatcher.generate(a_request(max_tokens=60, first=500))))
-        await until(lambda: cluster.decode[0].requests != [])
-        prefilled = cluster.prefill[0].num_tokens_prefilled
+        await until(lambda: cluster.prefill[0].num_tokens_prefilled == 40 and cluster.decode[0].requests != [])
         leavers = [asyncio.create_task(collect(cluster.dispatcher.generate(a_request()))) for _ in range(5)]
         await until(lambda: cluster.cluster.queue.num_waiting == 5)
         last = asyncio.create_task(collect(cluster.dispatcher.generate(a_request(16, first=300))))
@@ -75,16 +74,17 @@ async def test_a_request_that_left_the_queue_never_reaches_a_node() -> None:
         for leaver in leavers:
             leaver.cancel()
         await until(lambda: cluster.cluster.queue.num_waiting == 1)
+        cluster.decode[0].behaviour.most_tokens = None
         assert len(await first) == 60
         assert len(await last) == 12
-        assert cluster.prefill[0].num_tokens_prefilled == prefilled + 16
+        assert cluster.prefill[0].num_tokens_prefilled == 40 + 16
         assert cluster.prefill[0].num_started == 2
         await cluster.settle()
 
 
 async def test_a_full_queue_says_so_and_when_to_come_back() -> None:
     config = {"max_num_queued_reqs": 3}
-    async with fake_cluster(config=config, max_num_seqs=1, token_s=0.01) as cluster:
+    async with fake_cluster(config=config, max_num_seqs=1, most_tokens=6) as cluster:  # none ends
         answers = []
         for _ in range(4):  # one runs, three wait
             answers.append(asyncio.create_task(collect(cluster.dispatcher.generate(a_request()))))
@@ -93,13 +93,14 @@ async def test_a_full_queue_says_so_and_when_to_come_back() -> None:
         with pytest.raises(Overloaded) as caught:
             await collect(cluster.dispatcher.generate(a_request()))
         assert caught.value.retry_after_s >= 1
+        cluster.decode[0].behaviour.most_tokens = None
         for answer in answers:
             assert len(await answer) == 12
         await cluster.settle()
 
 
 async def test_priority_goes_before_arrival() -> None:
-    async with fake_cluster(max_num_seqs=1, token_s=0.005) as cluster:
+    async with fake_cluster(max_num_seqs=1, most_tokens=10) as cluster:  # the first runs until all are there
         order: list[int] = []
 
         async def ask(priority: int) -> None:
@@ -111,6 +112,7 @@ async def test_priority_goes_before_arrival() -> None:
         for priority in (5, 1, 5, -3):
             tasks.append(asyncio.create_task(ask(priority)))
             await until(lambda: cluster.cluster.queue.num_waiting == len(tasks) - 1)
+        cluster.decode[0].behaviour.most_tokens = None
         await asyncio.gather(*tasks)
         assert order == [0, -3, 1, 5, 5]
 

@@ -16,7 +16,7 @@ from tests.fake_node import FakeNode
 from tests.fake_request import expected_tokens
 from tests.waiting import until
 
-FAST_LOSS = {"heartbeat_timeout_s": 0.6, "node_wait_s": 5.0}
+FAST_LOSS = {"heartbeat_timeout_s": 0.6, "node_wait_s": 60.0}
 OVERLOADED = common_pb2.FAILURE_CODE_OVERLOADED
 DRAINING = common_pb2.FAILURE_CODE_DRAINING
 INTERNAL = common_pb2.FAILURE_CODE_INTERNAL
@@ -42,7 +42,7 @@ async def test_prefill_node_dies_before_the_first_token(num_prefill: int) -> Non
             node.behaviour.chunk_s = 0.1
         request = a_request(600)
         answer = asyncio.create_task(collect(cluster.dispatcher.generate(request)))
-        await until(lambda: any(one.progress >= 8 for one in cluster.decode[0].requests))
+        await until(lambda: cluster.decode[0].num_blocks_fetched >= 8)
         await at_work(cluster.prefill).die()
         for node in cluster.prefill:
             node.behaviour.chunk_s = 0
@@ -109,7 +109,7 @@ async def test_decode_node_is_lost_in_mid_stream(how: str) -> None:
 
 async def test_the_only_decode_node_restarts_in_mid_stream() -> None:
     """The request waits for it to come back, and goes on there. Its connection ends, so no silence need be short."""
-    config = {"heartbeat_timeout_s": 10.0, "node_wait_s": 30.0}
+    config = {"heartbeat_timeout_s": 10.0, "node_wait_s": 60.0}
     async with fake_cluster(config=config, token_s=0.01) as cluster:
         request = a_request(max_tokens=60)
         deltas = cluster.dispatcher.generate(request)
@@ -244,7 +244,7 @@ async def test_a_request_that_kills_nodes_is_given_up() -> None:
 
 async def test_everything_at_once() -> None:
     """Random answers while nodes die and come back: each is complete and right."""
-    config = {"heartbeat_timeout_s": 0.6, "node_wait_s": 10.0, "max_attempts": 50}
+    config = {"heartbeat_timeout_s": 0.6, "node_wait_s": 60.0, "max_attempts": 50}
     async with fake_cluster(2, 2, config, token_s=0.005, chunk_s=0.01, fetch_s=0.001) as cluster:
         requests = [a_request(20 + 9 * index, 40, seed=index, first=index) for index in range(40)]
         answers = [asyncio.create_task(collect(cluster.dispatcher.generate(request))) for request in requests]

@@ -12,7 +12,7 @@ from kvasir.common.errors import NodeUnavailable
 from kvasir.proto import common_pb2
 from kvasir.router import wire
 from kvasir.router.node_events import Admitted, Event, Failed, Tokens
-from kvasir.router.nodes import Role
+from kvasir.router.nodes import NodeLoad, Role
 from kvasir.router.pace import Pace
 from kvasir.router.session import NodeSession, SessionSettings
 from tests.fake_cluster import a_request, collect, fake_cluster, tokens_of
@@ -22,7 +22,7 @@ from tests.fake_request import expected_tokens
 from tests.tcp_proxy import TcpProxy
 from tests.waiting import until
 
-SETTINGS = SessionSettings(heartbeat_timeout_s=0.8, engine_age_limit_s=5.0, open_timeout_s=2.0)
+SETTINGS = SessionSettings(heartbeat_timeout_s=0.8, engine_age_limit_s=5.0, open_timeout_s=60.0)
 
 
 @asynccontextmanager
@@ -58,7 +58,7 @@ async def test_a_cut_connection_loses_and_doubles_nothing() -> None:
     async with (
         FakeNode("decode", Fabric(), token_s=0.005) as node,
         TcpProxy(node.address) as proxy,
-        session_with(node, proxy.address) as session,
+        session_with(node, proxy.address, heartbeat_timeout_s=60) as session,
     ):
         await session.open()
         requests = []
@@ -77,7 +77,8 @@ async def test_a_cut_connection_loses_and_doubles_nothing() -> None:
 
 
 async def test_whole_requests_survive_cut_connections() -> None:
-    async with fake_cluster(num_prefill=0, num_decode=0) as cluster:
+    settings = {"heartbeat_timeout_s": 60}  # however slowly they connect again: that is no loss
+    async with fake_cluster(num_prefill=0, num_decode=0, config=settings) as cluster:
         fabric = Fabric()
         async with (
             FakeNode("prefill", fabric, chunk_s=0.01) as prefill,
@@ -94,12 +95,15 @@ async def test_whole_requests_survive_cut_connections() -> None:
             answers = [asyncio.create_task(collect(cluster.dispatcher.generate(request))) for request in requests]
             while not all(answer.done() for answer in answers):
                 await asyncio.sleep(0.1)
+                num_resumed = prefill.num_resumed, decode.num_resumed
                 to_prefill.cut()
                 to_decode.cut()
+                await until(lambda: prefill.num_resumed > num_resumed[0] and decode.num_resumed > num_resumed[1])  # noqa: B023
             for request, answer in zip(requests, answers, strict=True):
                 expected = expected_tokens(request.prompt_token_ids, 60, request.sampling.seed)
                 assert tokens_of(answer.result()) == expected
-            assert prefill.num_resumed + decode.num_resumed >= 2
+            assert prefill.num_resumed >= 1
+            assert decode.num_resumed >= 1
             assert cluster.metric("kvasir:nodes_lost_total", role="decode") == 0
 
 
@@ -125,10 +129,15 @@ async def test_a_stuck_engine_is_a_loss_though_its_node_speaks() -> None:
 
 
 async def test_a_long_step_is_no_loss() -> None:
-    async with FakeNode("decode", Fabric(), engine_age_s=4.9) as node, session_with(node) as session:
+    loads: list[NodeLoad] = []
+    async with (
+        FakeNode("decode", Fabric(), engine_age_s=4.9, heartbeat_s=0.01) as node,
+        session_with(node, heartbeat_timeout_s=60) as session,
+    ):
+        session.on_heartbeat = lambda load, draining: loads.append(load)
         load = await session.open()
         assert load.num_free_blocks == node.behaviour.num_blocks
-        await asyncio.sleep(1.0)
+        await until(lambda: len(loads) > 10)
         assert not session.is_lost
 
 
@@ -153,7 +162,7 @@ async def test_a_forgotten_session_is_a_loss() -> None:
 
 async def test_nobody_there() -> None:
     node = FakeNode("decode", Fabric())
-    async with session_with(node, "127.0.0.1:1") as session:
+    async with session_with(node, "127.0.0.1:1", open_timeout_s=0.5) as session:
         with pytest.raises(NodeUnavailable):
             await session.open()
 
@@ -181,7 +190,7 @@ async def test_steps_that_wait_for_each_other_are_one_event_and_lose_nothing() -
         await session.open()
         alone = begin(session)
         await until(lambda: len(tokens(alone)) == 50)
-        pace.gap_s = 0.1
+        pace.gap_s = 0.5  # in which many steps come, however slow this machine is
         together = [begin(session, 20 + index) for index in range(3)]
         await until(lambda: all(len(tokens(events)) == 50 for events in together))
         for index, events in enumerate(together):
@@ -194,15 +203,16 @@ async def test_steps_that_wait_for_each_other_are_one_event_and_lose_nothing() -
 
 async def test_what_has_come_is_told_before_the_loss() -> None:
     pace = Pace(longest_s=1)
-    async with FakeNode("decode", Fabric(), token_s=0.001) as node, session_with(node, pace=pace) as session:
+    async with FakeNode("decode", Fabric(), most_tokens=20) as node, session_with(node, pace=pace) as session:
         await session.open()
         events = begin(session)
-        await until(lambda: bool(tokens(events)))
+        await until(lambda: len(tokens(events)) == 20)
         pace.gap_s = 60
+        node.behaviour.most_tokens = None
         await until(lambda: not node.requests)
         session_on_node = next(iter(node.sessions.values()))
         await until(lambda: session_on_node.num_acknowledged == len(session_on_node.events))
-        assert len(tokens(events)) < 50
+        assert len(tokens(events)) == 20
         await node.die()
         await loss_of(session)
         assert len(tokens(events)) == 50

@@ -104,7 +104,7 @@ def check_error(response: httpx.Response, status: int) -> dict[str, Any]:
 )
 async def test_what_a_decode_node_refuses_has_its_status(stream: bool, code: int, status: int) -> None:
     async with whole_router() as (client, cluster):
-        cluster.prefill[0].behaviour.chunk_s = 0.2  # the decode node speaks before the first token is there
+        cluster.prefill[0].behaviour.chunk_s = 3600  # the decode node speaks before the first token is there
         cluster.decode[0].behaviour.fail_starts = [code]
         body = {"model": "m", "prompt": "x" * 40, "max_tokens": 12, "stream": stream}
         check_error(await client.post("/v1/completions", json=body), status)
