@@ -17,7 +17,7 @@ from kvasir.router.grammar.checker import GrammarChecker
 from kvasir.router.grammar.sources import choice_grammar, json_object_grammar, json_schema_grammar
 from tests.tokenizers import save_byte_level
 
-TIMEOUT_S = 1.5
+TIMEOUT_S = 5.0  # good ones take milliseconds
 # Compiling it takes time that grows with the square of the properties: far more than anybody waits.
 SLOW = json_schema_grammar(
     {"properties": {f"p{i:05}": {"type": "string", "pattern": f"^[a-z]{{{i % 50}}}[0-9]+x{i}$"} for i in range(11_000)}}
@@ -95,8 +95,8 @@ async def test_bad_schemas_are_refused_by_the_name_of_the_part_at_fault(checker:
 async def test_what_takes_too_long_is_refused_and_the_next_is_served(hasty_checker: GrammarChecker) -> None:
     checker = hasty_checker
     await checker.check(json_object_grammar(), "response_format")
-    async with asyncio.timeout(20 * TIMEOUT_S):
-        assert "takes more than the 1.5 s" in await reason(checker, SLOW)
+    async with asyncio.timeout(60):
+        assert "takes more than the 5 s" in await reason(checker, SLOW)
     await checker.check(choice_grammar(["after it"]), "response_format")
     # It is known now, and costs nobody a second process.
     [pid] = worker_pids()
@@ -104,16 +104,12 @@ async def test_what_takes_too_long_is_refused_and_the_next_is_served(hasty_check
     assert worker_pids() == [pid]
 
 
-async def test_other_work_goes_on_meanwhile(hasty_checker: GrammarChecker) -> None:
-    checker = hasty_checker
+async def test_other_work_goes_on_meanwhile(checker: GrammarChecker) -> None:
     await checker.check(json_object_grammar(), "response_format")
-    asking = asyncio.create_task(reason(checker, SLOW))
-    num_turns = 0
-    while not asking.done():
+    asking = asyncio.create_task(checker.check(SLOW, "response_format"))
+    for _ in range(20):
         await asyncio.sleep(0.01)
-        num_turns += 1
-    await asking
-    assert num_turns > 10
+        assert not asking.done()
 
 
 async def test_a_worker_that_dies_is_replaced(checker: GrammarChecker) -> None:
@@ -134,7 +130,7 @@ async def test_a_client_that_leaves_takes_the_answer_from_nobody(checker: Gramma
 
 
 async def test_too_large_and_too_many(tokenizer_path: Path) -> None:
-    checker = GrammarChecker(tokenizer_path, num_workers=1, max_source_bytes=100, max_waiting=2)
+    checker = GrammarChecker(tokenizer_path, num_workers=1, timeout_s=60, max_source_bytes=100, max_waiting=2)
     try:
         with pytest.raises(InvalidRequest, match="may have at most 100"):
             await checker.check(choice_grammar(["é" * 50]), "structured_outputs.choice")
@@ -148,7 +144,7 @@ async def test_too_large_and_too_many(tokenizer_path: Path) -> None:
 async def test_a_tokenizer_that_cannot_be_read_is_no_crash(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps({"no": "tokenizer"}))
-    checker = GrammarChecker(path, num_workers=1)
+    checker = GrammarChecker(path, num_workers=1, timeout_s=60)
     try:
         for _ in range(2):
             assert "cannot be held to a grammar" in await reason(checker, json_object_grammar())
@@ -157,7 +153,7 @@ async def test_a_tokenizer_that_cannot_be_read_is_no_crash(tmp_path: Path) -> No
 
 
 async def test_close_leaves_no_process(tokenizer_path: Path) -> None:
-    checker = GrammarChecker(tokenizer_path, num_workers=2)
+    checker = GrammarChecker(tokenizer_path, num_workers=2, timeout_s=60)
     await asyncio.gather(*(checker.check(choice_grammar([str(i)]), "p") for i in range(4)))
     asking = asyncio.create_task(checker.check(SLOW, "p"))
     await asyncio.sleep(0.2)

@@ -14,7 +14,7 @@ OWN = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<s
 
 
 async def test_a_request_may_bring_its_template_where_that_is_trusted() -> None:
-    renderer = ChatRenderer(OWN, trusts_requests=True)
+    renderer = ChatRenderer(OWN, trusts_requests=True, timeout_s=60)
     assert await renderer.render(HI) == "<s>hi é"
     source = "{{ bos_token }}[{{ messages[0].content }}]{{ x }}{{ tools[0].function.name }}"
     options: dict[str, Any] = {"template_kwargs": {"x": 5}, "tools": [{"function": {"name": "f"}}]}
@@ -47,7 +47,7 @@ async def test_nobody_else_may() -> None:
     ids=range(6),
 )
 async def test_what_is_wrong_with_it_is_said(source: str, reason: str) -> None:
-    renderer = ChatRenderer(OWN, trusts_requests=True)
+    renderer = ChatRenderer(OWN, trusts_requests=True, timeout_s=60)
     with pytest.raises(InvalidRequest, match=reason):
         await renderer.render(HI, template=source)
     renderer.close()
@@ -78,7 +78,7 @@ async def test_a_long_conversation_is_rendered_in_a_thread() -> None:
 
 async def test_a_requests_own_template_has_the_routers_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "HERE-13")
-    renderer = ChatRenderer(OWN, trusts_requests=True)
+    renderer = ChatRenderer(OWN, trusts_requests=True, timeout_s=60)
     template = "{{ strftime_now('%H') }}{{ messages | length }}"
     hours = {datetime.now(UTC).astimezone(timezone(timedelta(hours=13))).strftime("%H")}
     text = await renderer.render([{"role": "user", "content": "x"}], template=template)
