@@ -2,7 +2,8 @@
 
 import random
 import socket
-from contextlib import ExitStack
+from collections.abc import Iterator
+from itertools import islice
 
 # Below the range from which the kernel takes the ports of outgoing connections, so none of those gets in between.
 _RANGE = range(20_000, 32_000)
@@ -13,24 +14,32 @@ class NoFreePort(Exception):
     pass
 
 
+def _in_random_order() -> Iterator[int]:
+    while True:
+        yield from random.sample(_RANGE, k=len(_RANGE))
+
+
+# Of this process: whoever was given a port has time to listen there before it is given to another.
+_next_ones = _in_random_order()
+
+
 def free_ports(count: int) -> tuple[int, ...]:
     """That many different ones, free on loopback a moment ago."""
-    found: list[int] = []
-    with ExitStack() as held:  # all at once, so that none is found twice
-        for port in random.sample(_RANGE, k=_MAX_TRIES):
-            if len(found) == count:
-                break
-            sock = held.enter_context(socket.socket())
-            try:
-                sock.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            found.append(port)
+    found = tuple(islice(filter(_is_free, islice(_next_ones, _MAX_TRIES)), count))
     if len(found) < count:
         raise NoFreePort(f"found only {len(found)} of {count} free ports between {_RANGE.start} and {_RANGE.stop}")
-    return tuple(found)
+    return found
 
 
 def free_port() -> int:
     (port,) = free_ports(1)
     return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as sock:
+        try:
+            sock.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
