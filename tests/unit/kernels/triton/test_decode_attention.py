@@ -61,7 +61,9 @@ def test_pieces_of_any_size(pieces: int, device: str, monkeypatch: pytest.Monkey
     check_decode(decode([400, 3], heads=2, kv_heads=1), device)
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     lengths=st.lists(
         st.sampled_from([0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129]), min_size=1, max_size=4

@@ -24,7 +24,9 @@ from kvasir.kernels.triton import pack_blocks as kernel
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 CODECS: list[Codec] = ["none", "fp16", "int8", "fp8"]
-any_shape = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+any_shape = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 EDGES = [0.0, -0.0, 65504.0, 65519.0, 65520.0, -65520.0, 3e38, -3e38, 2**-14, 2**-24, 2**-25, 1e-40, 2**-101, 2**-102]
 
 

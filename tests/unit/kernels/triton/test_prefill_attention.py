@@ -49,7 +49,9 @@ def lengths_and_new() -> st.SearchStrategy[list[tuple[int, int]]]:
     return st.lists(pair, min_size=1, max_size=3)
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     sequences=lengths_and_new(),
     heads=st.sampled_from([(1, 1), (4, 2), (6, 2)]),

@@ -12,7 +12,9 @@ from tests.unit.kernels.triton.tolerances import assert_near
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 WEIGHTS = [torch.int8, torch.float8_e4m3fn]
-any_shape = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+any_shape = settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,9 @@ from tests.unit.kernels.triton.tolerances import assert_near
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 NUM_TOKENS = st.sampled_from([0, 1, 2, 5])
 EPS = 1e-5
-any_shape = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+any_shape = settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,9 @@ from kvasir.kernels.sample import process_reference, sample, sample_reference, u
 from kvasir.kernels.triton import sample as kernel
 from tests.unit.kernels.triton.poison import poison_new_memory
 
-several = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+several = settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 EDGE = 1e-5  # of the number drawn: nearer to the border of two tokens, either will do
 
 

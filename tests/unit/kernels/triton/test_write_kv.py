@@ -52,7 +52,9 @@ def test_is_what_the_definition_says(case: Write, device: str) -> None:
     check(case, device)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     num_tokens=st.integers(1, 6),
     heads=st.sampled_from([(1, 1), (5, 1), (12, 3), (32, 8)]),
