@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from typing import Any
 
 import grpc.aio
 
-from kvasir.cli.ports import free_port
 from kvasir.common.grpc_server import bind, new_server
 from kvasir.common.tokens import unpack_tokens
 from kvasir.proto import common_pb2, decode_pb2_grpc, prefill_pb2_grpc, registry_pb2, registry_pb2_grpc
 from tests.fake_engine import Fabric, FakeEngine
 from tests.fake_request import VOCAB_SIZE, FakeSession
-from tests.waiting import TIMEOUT_S
+from tests.ports import held_port
 
 
 class FakeNode(FakeEngine):
@@ -29,6 +29,7 @@ class FakeNode(FakeEngine):
         self.num_resumed = 0
         self.num_snapshots_asked = 0
         self._server: grpc.aio.Server | None = None
+        self._held = ExitStack()
 
     # --- life --------------------------------------------------------------------------------------------------
 
@@ -38,15 +39,17 @@ class FakeNode(FakeEngine):
 
     async def __aexit__(self, *_: object) -> None:
         await self.die()
+        self._held.close()
 
     async def start(self, listen: str = "") -> None:
-        """Without `listen`, on a port that no outgoing connection gets: it may be started there again."""
-        self._server = new_server(listen or "127.0.0.1:0", None)
+        """Without `listen`, on a port that stays its own: it may be started there again."""
+        listen = listen or f"127.0.0.1:{self._held.enter_context(held_port())}"
+        self._server = new_server(listen, None)
         if self.role == "prefill":
             prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self, self._server)
         else:
             decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{await _bound(self._server, listen)}"
+        self.address = f"127.0.0.1:{bind(self._server, listen)}"
         await self._server.start()
         self.is_alive = True
 
@@ -200,13 +203,3 @@ class FakeNode(FakeEngine):
             if request is not None:
                 request.is_aborted = True
                 request.moved.set()
-
-
-async def _bound(server: grpc.aio.Server, listen: str) -> int:
-    """The port. Another process may be quicker than us, and an older self may have it for a moment."""
-    async with asyncio.timeout(TIMEOUT_S):
-        while True:
-            try:
-                return bind(server, listen or f"127.0.0.1:{free_port()}")
-            except OSError:
-                await asyncio.sleep(0.01)

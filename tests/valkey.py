@@ -5,6 +5,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -12,7 +13,7 @@ from typing import Self
 import redis
 
 from kvasir.cli.local_redis import ADVICE, find_server
-from kvasir.cli.ports import free_port
+from tests.ports import held_port
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
@@ -25,6 +26,7 @@ class RedisServer:
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="redis-")  # a server begins with what another saved there
+        self._held = ExitStack()
         self.port = 0
 
     def __enter__(self) -> Self:
@@ -35,6 +37,7 @@ class RedisServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
+        self._held.close()
         self._folder.cleanup()
 
     @property
@@ -50,16 +53,22 @@ class RedisServer:
         """Also after a stop or a kill: then on the same port, and empty."""
         if self._process is not None:
             return
-        if self.port:
-            if not self._start_on(self.port):
-                raise RuntimeError(f"the Redis server cannot have its port {self.port} again")
-            return
-        for _ in range(5):  # another process may take a free port before the server does
-            port = free_port()
-            if self._start_on(port):
-                self.port = port
+        self.port = self.port or self._held.enter_context(held_port())
+        server = find_server()
+        assert server is not None, ADVICE
+        command = [server, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._folder.name]
+        command += ["--save", "", "--appendonly", "no", "--loglevel", "warning", *self._options]
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if (status := self._process.poll()) is not None:
+                self._process = None
+                raise RuntimeError(f"the Redis server has ended with status {status}")
+            if _who_answers(self.port) == self._process.pid:
                 return
-        raise RuntimeError("five free ports were taken by others before the Redis server had them")
+            time.sleep(0.02)
+        self.kill()
+        raise TimeoutError(f"the Redis server did not answer on port {self.port} within {START_TIMEOUT_S} s")
 
     def stop(self) -> None:
         """As an administrator stops it: connections are closed, then it ends."""
@@ -76,23 +85,6 @@ class RedisServer:
 
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
-
-    def _start_on(self, port: int) -> bool:
-        server = find_server()
-        assert server is not None, ADVICE
-        command = [server, "--port", str(port), "--bind", "127.0.0.1", "--dir", self._folder.name]
-        command += ["--save", "", "--appendonly", "no", "--loglevel", "warning", *self._options]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                self._process = None
-                return False
-            if _who_answers(port) == self._process.pid:
-                return True
-            time.sleep(0.02)
-        self.kill()
-        raise TimeoutError(f"the Redis server did not answer on port {port} within {START_TIMEOUT_S} s")
 
     def _end(self, how: signal.Signals) -> None:
         if self._process is None:

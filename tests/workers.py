@@ -16,9 +16,9 @@ from typing import Any
 import grpc.aio
 import httpx
 
-from kvasir.cli.ports import free_port
 from tests.fake_engine import Fabric
 from tests.fake_node import FakeNode
+from tests.ports import held_port
 from tests.tokenizers import save_byte_level
 
 REPO = Path(__file__).parents[1]
@@ -94,9 +94,9 @@ async def running_workers(folder: Path, *options: str, is_static: bool = False) 
     (folder / "keys.yaml").write_text(json.dumps(keys))
     save_byte_level(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    registry = f"127.0.0.1:{free_port()}"
     fabric = Fabric()
     async with AsyncExitStack() as stack:
+        registry = f"127.0.0.1:{stack.enter_context(held_port())}"
         prefill = await stack.enter_async_context(FakeNode("prefill", fabric))
         decode = await stack.enter_async_context(FakeNode("decode", fabric))
         nodes = ["--prefill", prefill.address, "--decode", decode.address] if is_static else []

@@ -14,6 +14,7 @@ from kvasir.common.grpc_client import open_channel
 from kvasir.common.grpc_options import client_options, server_options
 from kvasir.common.grpc_server import bind, new_server
 from kvasir.proto import common_pb2, prefill_pb2, prefill_pb2_grpc
+from tests.ports import held_port
 
 SECRET = "a secret of some length"
 WITHIN_S = 60
@@ -143,12 +144,12 @@ def test_both_sides_agree() -> None:
 
 async def test_a_channel_finds_its_server_again() -> None:
     """Back-off is capped at two seconds, so a restarted node is found soon."""
-    async with serving(None) as address:
-        pass
-    async with open_channel(address, None) as channel:
-        stub = prefill_pb2_grpc.PrefillServiceStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as lost:
-            await stub.Describe(common_pb2.DescribeRequest(), timeout=WITHIN_S)
-        assert lost.value.code() is grpc.StatusCode.UNAVAILABLE
-        async with serving(None, address), asyncio.timeout(WITHIN_S):
-            assert await stub.Describe(common_pb2.DescribeRequest(), wait_for_ready=True)
+    with held_port() as port:
+        address = f"127.0.0.1:{port}"
+        async with open_channel(address, None) as channel:
+            stub = prefill_pb2_grpc.PrefillServiceStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError) as lost:
+                await stub.Describe(common_pb2.DescribeRequest(), timeout=WITHIN_S)
+            assert lost.value.code() is grpc.StatusCode.UNAVAILABLE
+            async with serving(None, address), asyncio.timeout(WITHIN_S):
+                assert await stub.Describe(common_pb2.DescribeRequest(), wait_for_ready=True)

@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 import redis.asyncio
 
-from kvasir.cli.ports import free_port
 from tests.fake_engine import Fabric
 from tests.fake_node import FakeNode
+from tests.ports import held_port
 from tests.sse import sse_events
 from tests.tokenizers import save_byte_level
 from tests.valkey import RedisServer
@@ -38,11 +38,13 @@ Event = tuple[str, str]  # id, data
 
 
 class RouterProcess:
-    def __init__(self, folder: Path, redis_url: str, nodes: list[str]) -> None:
-        self.url = f"http://127.0.0.1:{free_port()}"
+    """`ports`: of HTTP and of the registry."""
+
+    def __init__(self, folder: Path, redis_url: str, nodes: list[str], ports: tuple[int, int]) -> None:
+        self.url = f"http://127.0.0.1:{ports[0]}"
         self._command = [
             *(sys.executable, "-m", "kvasir.router", "--model", str(folder), "--served-model-name", "m"),
-            *("--port", self.url.rpartition(":")[2], "--grpc-listen", f"127.0.0.1:{free_port()}", *nodes),
+            *("--port", str(ports[0]), "--grpc-listen", f"127.0.0.1:{ports[1]}", *nodes),
             *("--streams-redis-url", redis_url, "--heartbeat-timeout-s", "10"),
             *("--max-token-wait-s", "0"),  # an event a token, however busy the machine is
         ]
@@ -67,7 +69,7 @@ class RouterProcess:
             await asyncio.wait_for(self._process.wait(), TIMEOUT_S)
 
     def client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.url, timeout=30)
+        return httpx.AsyncClient(base_url=self.url, timeout=60)
 
     async def metric(self, name: str) -> float:
         async with self.client() as client:
@@ -128,16 +130,18 @@ async def pair(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFacto
         prefill = await stack.enter_async_context(FakeNode("prefill", fabric))
         decode = await stack.enter_async_context(FakeNode("decode", fabric, token_s=0.002))
         nodes = ["--prefill", prefill.address, "--decode", decode.address]
-        routers = [RouterProcess(folder, redis_server.url, nodes) for _ in range(2)]
-        for router in routers:
-            stack.push_async_callback(router.end)
+        routers = []
+        for _ in range(2):
+            ports = stack.enter_context(held_port()), stack.enter_context(held_port())
+            routers.append(RouterProcess(folder, redis_server.url, nodes, ports))
+            stack.push_async_callback(routers[-1].end)
         await asyncio.gather(*(router.start() for router in routers))
         yield Pair(routers, decode, redis_server)
 
 
 def asked(path: str, **body: Any) -> dict[str, Any]:
     limit = {"max_output_tokens" if path == "/v1/responses" else "max_tokens": NUM_TOKENS}
-    options = {"include_usage": True, "resume_grace_s": 30}
+    options = {"include_usage": True, "resume_grace_s": 60}
     return {"model": "m", "stream": True, "ignore_eos": True, "seed": 7, "stream_options": options, **limit, **body}
 
 
@@ -184,7 +188,7 @@ async def test_whoever_still_reads_where_it_was_gets_no_token_more(pair: Pair) -
     path, body = REQUESTS[1]
     enough = asyncio.Event()
     await _clear(pair.redis)
-    with pair.none_ends(350):
+    with pair.none_ends(100):  # of both choices: fewer than the 300 events that the other one is read for
         staying = asyncio.create_task(
             one.read(path, asked(path, **body, max_tokens=400), on_event=lambda number: number > 20 and enough.set())
         )
@@ -207,10 +211,18 @@ async def _clear(server: RedisServer) -> None:
         await client.flushall()
 
 
+async def _until_it_notes(router: RouterProcess) -> None:
+    """One that has lost its Redis takes it into use again when it has next looked for it."""
+    path, body = REQUESTS[1]
+    async with asyncio.timeout(TIMEOUT_S):
+        while "." in (await router.read(path, asked(path, **body, max_tokens=1)))[0][0]:
+            await asyncio.sleep(0.1)
+
+
 async def _only_key(server: RedisServer) -> str:
     async with redis.asyncio.from_url(server.url) as client:
         [key] = await client.keys("kvasir:stream:*")
-        assert 0 < await client.pttl(key) <= 631_000
+        assert 0 < await client.pttl(key) <= 661_000
     return str(key.decode())
 
 
@@ -310,6 +322,8 @@ async def test_what_only_one_router_knows_is_gone_on_with_there_alone(pair: Pair
     one, other = pair.routers
     path, body = REQUESTS[1]
     whole = texts(await other.read(path, asked(path, **body)))
+    for router in pair.routers:
+        await _until_it_notes(router)
     await _clear(pair.redis)
     pair.decode.behaviour.most_tokens = NUM_TOKENS - 1
 
