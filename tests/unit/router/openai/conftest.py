@@ -106,13 +106,14 @@ async def running_router(
     key_limits: Limits = NO_LIMITS,
     isolates_tenants: bool = False,
     grammar_timeout_s: float = 60,  # how busy this machine is refuses no grammar
+    grace_s: float = 1,
 ) -> AsyncIterator[Router]:
     dispatcher = FakeDispatcher(limits, script)
     folder = tempfile.TemporaryDirectory()
     grammars = GrammarChecker(save_byte_level(Path(folder.name)), num_workers=1, timeout_s=grammar_timeout_s)
     metrics = Metrics({"model_name": "m"})
     router_metrics = RouterMetrics(metrics)
-    renderer = ChatRenderer(ChatTemplate(TEMPLATE, SPECIAL_TOKENS), trusts_requests=trusts_requests)
+    renderer = ChatRenderer(ChatTemplate(TEMPLATE, SPECIAL_TOKENS), trusts_requests=trusts_requests, timeout_s=60)
     limiter = Limiter(MemoryBudgets(), 600, lambda tenant, what: router_metrics.limited(tenant=tenant, limit=what))
     streams = KeptStreams(max_grace_s=60, max_streams=4, max_of_one=3 if api_keys else None)
     bodies = Bodies(lambda: longest_prompt(dispatcher, TOKENIZER), max_request_bytes)
@@ -134,7 +135,7 @@ async def running_router(
     overview = OwnOverview(dispatcher, metrics, router_metrics, picture)
     app = create_app(api, ResponsesApi(api, store), tokens, overview, keys_of(api_keys, key_limits), router_metrics)
     add_page(app, overview, router_metrics.recent)
-    async with running_http_server(app, "127.0.0.1", 0, grace_s=1) as server:
+    async with running_http_server(app, "127.0.0.1", 0, grace_s=grace_s) as server:
         router = Router(app, server.port, dispatcher, api_keys[0] if api_keys else "none")
         try:
             yield router

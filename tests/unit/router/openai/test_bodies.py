@@ -1,8 +1,12 @@
 """Large bodies are read in a process of their own: others go on; what is wrong with one is said as of a small one."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -17,7 +21,8 @@ from kvasir.router.openai.parsing import json_object, parse
 from kvasir.router.openai.responses.body import ResponsesBody
 from kvasir.router.types import RoutedRequest, TokenDelta
 from tests.fake_dispatcher import Step
-from tests.unit.router.openai.conftest import LIMITS, Router, ids, running_router
+from tests.unit.router.openai.conftest import LIMITS, ids, running_router
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LONG = "word [{ " * 40_000
@@ -108,7 +113,8 @@ async def test_a_process_that_has_died_is_replaced(bodies: Bodies) -> None:
 
 
 async def test_a_stream_gets_its_tokens_while_a_body_of_megabytes_is_read() -> None:
-    """21 MB in 185,000 objects, which take the better part of a second: the stream has the loop meanwhile."""
+    """21 MB in 185,000 objects, which take the better part of a second: the stream has the loop meanwhile. The process
+    that reads them stands still until that has been seen."""
 
     def slowly(request: RoutedRequest) -> list[Step]:
         steps: list[Step] = []
@@ -120,7 +126,7 @@ async def test_a_stream_gets_its_tokens_while_a_body_of_megabytes_is_read() -> N
     large = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": [part] * 185_000}]})
     assert len(large) > 20 << 20
     limits = replace(LIMITS, max_model_len=10**6, max_prompt_tokens=10**5)
-    async with running_router(slowly, limits=limits, max_request_bytes=32 << 20) as router, asyncio.timeout(60):
+    async with running_router(slowly, limits=limits, max_request_bytes=32 << 20) as router, asyncio.timeout(120):
         small = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * (1 << 19)}]})
         assert (
             await router.http.post("/v1/chat/completions", content=small)
@@ -136,23 +142,35 @@ async def test_a_stream_gets_its_tokens_while_a_body_of_megabytes_is_read() -> N
 
         listening = asyncio.create_task(listen())
         await begun.wait()
-        num_during = await _events_while_read(router, large, lambda: num_events)
+        reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        writer.write(f"{head}content-length: {len(large)}\r\n\r\n".encode() + large[:-1])
+        await writer.drain()
+        with _standing_still():
+            num_before = num_events
+            writer.write(large[-1:])
+            answer = asyncio.create_task(reader.readline())
+            await until(lambda: num_events >= num_before + 20)
+            assert not answer.done()
+        assert (await answer).startswith(b"HTTP/1.1 400 ")  # far longer than the model's context
+        writer.close()
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
-    assert num_during >= 20
 
 
 _STREAM = {"model": "m", "prompt": "p", "stream": True, "max_tokens": 20_000, "ignore_eos": True}
 
 
-async def _events_while_read(router: Router, body: bytes, num_events: Any) -> int:
-    """Between the last byte of the request, and the first of the answer."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-    writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body[:-1])
-    await writer.drain()
-    before = num_events()
-    writer.write(body[-1:])
-    assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")  # far longer than the model's context
-    writer.close()
-    return int(num_events() - before)
+@contextmanager
+def _standing_still() -> Iterator[None]:
+    """The processes that read bodies."""
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    pids = [int(pid) for pid in children if b"parse_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)

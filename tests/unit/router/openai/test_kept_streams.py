@@ -29,7 +29,7 @@ async def read(
 ) -> list[tuple[str, str]]:
     """(id, data) of events, until the end or until so many have come; then the connection is cut."""
     headers = {} if last_id is None else {"last-event-id": last_id}
-    options = {"stream": True, "stream_options": {"resume_grace_s": 20}}
+    options = {"stream": True, "stream_options": {"resume_grace_s": 60}}
     events: list[tuple[str, str]] = []
     json = {"model": "m", **ENDPOINTS[path], **options, **body} if last_id is None else None
     async with asyncio.timeout(60), router.http.stream("POST", path, json=json, headers=headers) as response:
@@ -106,7 +106,7 @@ async def test_only_so_many_are_kept() -> None:
     async with running_router(saying("abc")) as router:
         for _ in range(4):
             await read(router, "/v1/completions")
-        options = {"stream": True, "stream_options": {"resume_grace_s": 20}}
+        options = {"stream": True, "stream_options": {"resume_grace_s": 60}}
         refused = await router.complete(**options)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert (await router.complete(stream=True)).status_code == 200
@@ -116,7 +116,7 @@ async def test_only_so_many_are_kept() -> None:
 
 async def test_one_key_cannot_take_all_places() -> None:
     """Of the four, it may have three."""
-    options = {"stream": True, "stream_options": {"resume_grace_s": 20}, "model": "m", "prompt": "p"}
+    options = {"stream": True, "stream_options": {"resume_grace_s": 60}, "model": "m", "prompt": "p"}
     async with running_router(saying("abc"), api_keys=["a", "b"]) as router:
         for key, status in (("a", 200), ("a", 200), ("a", 200), ("a", 503), ("b", 200), ("b", 503)):
             headers = {"authorization": f"Bearer {key}"}
@@ -144,7 +144,7 @@ async def test_streams_that_wait_for_their_first_token_count() -> None:
         async with asyncio.timeout(60):
             while router.dispatcher.num_running < 4:
                 await asyncio.sleep(0.001)
-        refused = await router.complete(stream=True, stream_options={"resume_grace_s": 20})
+        refused = await router.complete(stream=True, stream_options={"resume_grace_s": 60})
         may_go_on = True
         assert refused.status_code == 503
     assert all(task.result()[-1][1] == "[DONE]" for task in asked)

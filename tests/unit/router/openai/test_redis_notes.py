@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import redis.asyncio
 
+from kvasir.router.openai import redis_notes
 from kvasir.router.openai.errors import StoreUnavailable
 from kvasir.router.openai.redis_notes import RedisNotes
 from kvasir.router.openai.stream_notes import StreamOrigin, TakenStream
@@ -26,6 +27,12 @@ class Failures:
 
     def __call__(self) -> None:
         self.count += 1
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is: a server that is there has answered in time."""
+    monkeypatch.setattr(redis_notes, "_TIMEOUT_S", 60.0)
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,16 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kvasir.router.openai.errors import StoreUnavailable
+from kvasir.router.openai.responses import redis_store
 from kvasir.router.openai.responses.redis_store import RedisResponseStore
 from kvasir.router.openai.responses.store import MemoryResponseStore, ResponseStore, StoredResponse
 from tests.valkey import RedisServer
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is: a server that is there has answered in time."""
+    monkeypatch.setattr(redis_store, "_TIMEOUT_S", 60.0)
 
 
 def response(number: int, num_bytes: int = 10) -> StoredResponse:

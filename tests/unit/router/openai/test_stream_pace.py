@@ -112,7 +112,7 @@ async def test_hundreds_of_streams_that_are_left_cost_nothing() -> None:
             yield 0.001
         yield token._replace(finish_reason="length")
 
-    async with running_router(script) as router, asyncio.timeout(60):  # type: ignore[arg-type]
+    async with running_router(script) as router, asyncio.timeout(300):  # type: ignore[arg-type]
 
         async def leave(after: int) -> None:
             async with (

@@ -5,11 +5,18 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from kvasir.router.tenants import redis_budgets
 from kvasir.router.tenants.budgets import Budget, Budgets, MemoryBudgets
 from kvasir.router.tenants.redis_budgets import RedisBudgets
 from tests.valkey import RedisServer
 
 NEVER_FILLS = Budget(10, 1e-9)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is: a server that is there has answered in time."""
+    monkeypatch.setattr(redis_budgets, "_TIMEOUT_S", 60.0)
 
 
 @pytest.fixture(scope="module")
