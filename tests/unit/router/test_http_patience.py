@@ -73,7 +73,7 @@ async def test_one_who_drips_is_told_so_and_let_go(begin: bytes, part: str) -> N
 
 
 async def test_one_who_is_slow_within_bounds_is_served_again_and_again() -> None:
-    async with serving(timeout_head_s=5, timeout_body_s=5) as port:
+    async with serving(timeout_head_s=60, timeout_body_s=60) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         async with asyncio.timeout(60):
             for _ in range(3):

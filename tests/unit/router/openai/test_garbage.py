@@ -131,7 +131,7 @@ item_values = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     st.dictionaries(st.sampled_from(FIELDS), json_values | st.lists(item_values, max_size=3), max_size=4),
     st.sampled_from(sorted(BODIES)),

@@ -46,7 +46,7 @@ def test_ids_and_text_are_transformers_own(ours: TextTokenizer, theirs: Any, tex
     assert streamed(ours, token_ids, skip_special_tokens=False) == text
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(st.integers(0, 49151), max_size=40), st.booleans())
 def test_any_ids_are_decoded_as_by_transformers(ours: TextTokenizer, theirs: Any, ids: list[int], skip: bool) -> None:
     assert streamed(ours, ids, skip) == theirs.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
