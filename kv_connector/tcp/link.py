@@ -19,6 +19,7 @@ from zmq.utils.monitor import parse_monitor_message
 from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector.base import BlockKey, Frame, TransferId
 from kvasir.kv_connector.errors import OtherVersion
+from kvasir.kv_connector.own_time import Limit, OwnTime
 from kvasir.kv_connector.tcp import protocol
 from kvasir.kv_connector.tcp.loop_socket import LoopSocket
 
@@ -77,10 +78,11 @@ class Link:
 
     async def connect(self) -> None:
         """Returns once each side has proved to the other that it knows the secret. Raises KVTransferError."""
+        clock = OwnTime(asyncio.get_running_loop().time)
         try:
             self._raw.connect(f"tcp://{self._address}")
             self.say(protocol.hello(self._nonce))
-            async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
+            async with Limit(clock, clock() + _HANDSHAKE_TIMEOUT_S):
                 await self._is_settled.wait()
         except (TimeoutError, zmq.ZMQError) as error:
             self.close(str(error) or "no answer")

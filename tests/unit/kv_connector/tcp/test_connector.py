@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.tcp import protocol
 from kvasir.kv_connector.tcp import server as tcp_server
 from kvasir.kv_connector.tcp.connector import TcpConnector
+from kvasir.kv_connector.tcp.link import Link
 from kvasir.kv_connector.testing import LARGE, SMALL, Pair, open_node, pairs_of, random_keys, until
 from tests.unit.kv_connector.tcp.strangers import DEADLINE_S, KEYS, SECRET, SETTINGS, fetch_all, shake_hands, stranger
 
@@ -151,6 +153,21 @@ async def test_a_port_that_somebody_else_has_leaves_nothing_open() -> None:
             await connector.open(node.sender, 1000)
         async with asyncio.timeout(DEADLINE_S):
             await connector.close()
+
+
+async def test_a_receiver_that_is_held_up_as_it_is_let_in_does_not_blame_its_sender(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prove = Link._prove
+
+    def prove_and_stall(link: Link, rest: bytes) -> None:
+        prove(link, rest)
+        asyncio.get_running_loop().call_soon(time.sleep, 2.5)
+
+    monkeypatch.setattr(Link, "_prove", prove_and_stall)
+    async with asyncio.timeout(DEADLINE_S), pairs_of(SETTINGS)() as pair:
+        assert await fetch_all(pair) == ()
+        assert pair.receiver.metrics.retries == 0
 
 
 async def test_nobody_at_the_address() -> None:
