@@ -18,7 +18,7 @@ PEERS = {
     "sglang-router": ("sglang_router.launch_router", ["--log-level", "warn"]),
     "vllm-router": ("vllm_router.launch_router", ["--log-level", "warning"]),
 }
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 300.0
 _REQUEST = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}'
 
 
