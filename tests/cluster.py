@@ -16,7 +16,7 @@ from typing import Self
 import httpx
 import openai
 
-from kvasir.cli.ports import free_port
+from tests.ports import held_port
 from tests.service import REPO, Service
 from tests.valkey import RedisServer
 
@@ -53,12 +53,12 @@ class Cluster:
         self.connector = connector
         self.redis: RedisServer | None = None
         self._redis_args = redis_args
-        self._join = f"{join_host}:{free_port()}"
-        port = free_port()
+        self._join = f"{join_host}:{self._own_port()}"
+        port = self._own_port()
         self.url = f"http://127.0.0.1:{port}"
         arguments = ["kvasir.router", "--port", str(port), "--grpc-listen", self._join, "--model", str(model_dir)]
         # Up to five processes share two cores here: their silence means less than on machines of their own.
-        arguments += ["--heartbeat-timeout-s", "3"]
+        arguments += ["--heartbeat-timeout-s", "10"]
         arguments += ["--max-local-prefill-tokens", "0"]  # how fast it is should not decide which tier a prompt goes to
         arguments += ["--grammar-timeout-s", "60"]  # nor which grammar is refused
         arguments += router_args
@@ -97,7 +97,7 @@ class Cluster:
     ) -> Service:
         """`prefix` stands before its command line, to run it elsewhere; `host` is its address there."""
         nodes = self.prefill if role == "prefill" else self.decode
-        metrics_port = free_port()
+        metrics_port = self._own_port()
         arguments = [f"kvasir.{role}_node", "--model", str(self.model_dir), "--join", self._join]
         arguments += ["--listen", f"{host}:0", "--metrics-port", str(metrics_port), "--connector", self.connector]
         arguments += ["--threads", "1", "--kv-cache-memory", "400MiB"]
@@ -157,6 +157,9 @@ class Cluster:
         rose: dict[str, float] = {}
         yield rose
         rose.update({name: self.total(nodes, name) - value for name, value in before.items()})
+
+    def _own_port(self) -> int:
+        return self._stack.enter_context(held_port())
 
     def _uses(self, connector: str) -> bool:
         return connector in self.connector.lower().replace("sharedstorage", "shared_storage")

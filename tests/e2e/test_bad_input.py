@@ -92,7 +92,7 @@ def check_error(response: httpx.Response, status: int) -> None:
 
 
 def test_bad_fields(cluster: Cluster) -> None:
-    with httpx.Client(base_url=cluster.url, timeout=30) as client:
+    with httpx.Client(base_url=cluster.url, timeout=60) as client:
         for path, fields, status in BAD:
             good = {"model": cluster.model, **({"prompt": "hello"} if path == COMPLETIONS else {"messages": HELLO})}
             response = client.post(path, json={**good, **fields})
@@ -101,14 +101,14 @@ def test_bad_fields(cluster: Cluster) -> None:
 
 
 def test_bad_bodies(cluster: Cluster) -> None:
-    with httpx.Client(base_url=cluster.url, timeout=30) as client:
+    with httpx.Client(base_url=cluster.url, timeout=60) as client:
         for body, status in RAW:
             named = body.replace(b"%s", cluster.model.encode())
             check_error(client.post(COMPLETIONS, content=named, headers={"content-type": "application/json"}), status)
 
 
 def test_bad_routes(cluster: Cluster) -> None:
-    with httpx.Client(base_url=cluster.url, timeout=30) as client:
+    with httpx.Client(base_url=cluster.url, timeout=60) as client:
         check_error(client.get("/v1/nothing"), 404)
         check_error(client.get(COMPLETIONS), 405)
         check_error(client.post(COMPLETIONS, content=b" " * (40 << 20)), 413)

@@ -202,7 +202,7 @@ def test_the_same_prompt_again_and_again(cluster: Cluster, model_dir: Path) -> N
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_length_beyond_the_model_is_an_error_with_a_body(cluster: Cluster, stream: bool) -> None:
     body = {"model": cluster.model, "prompt": "hello", "max_tokens": 10**6, "stream": stream}
-    response = httpx.post(f"{cluster.url}{COMPLETIONS}", json=body, timeout=30)
+    response = httpx.post(f"{cluster.url}{COMPLETIONS}", json=body, timeout=60)
     assert (response.status_code, response.headers["content-type"]) == (400, "application/json")
     assert response.json()["error"]["code"] == "context_length_exceeded"
 

@@ -16,7 +16,7 @@ from tests.e2e import reference
 from tests.e2e.test_faults import expected, stream
 from tests.garbage import garbage, ports_of, random_message, rss_bytes, spoilt, throw_many
 from tests.service import Service
-from tests.waiting import wait_until
+from tests.waiting import until, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -73,16 +73,27 @@ def test_calls_of_who_knows_the_secret(cluster: Cluster, unharmed: None, num_cal
     asyncio.run(_call_all(ports, cluster.environment["KVASIR_CLUSTER_SECRET"], num_calls, rng))
 
 
+NUM_SERVERS = 3  # of gRPC: the router, and both nodes
+
+
+async def _those_that_speak_grpc(channels: list[grpc.aio.Channel]) -> list[grpc.aio.Channel]:
+    """The others never become ready."""
+    waiting = {asyncio.create_task(channel.channel_ready()): channel for channel in channels}
+    await until(lambda: sum(task.done() for task in waiting) == NUM_SERVERS)
+    speaking = [channel for task, channel in waiting.items() if task.done()]
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    return speaking
+
+
 async def _call_all(ports: list[int], secret: str, num_calls: int, rng: random.Random) -> None:
     async with AsyncExitStack() as stack:
-        targets: list[tuple[grpc.aio.Channel, str]] = []
-        for port in ports:
-            channel = open_channel(f"127.0.0.1:{port}", secret)
+        channels = [open_channel(f"127.0.0.1:{port}", secret) for port in ports]
+        for channel in channels:
             stack.push_async_callback(channel.close, None)
-            with suppress(TimeoutError):  # the others do not speak gRPC
-                await asyncio.wait_for(channel.channel_ready(), 1)
-                targets += [(channel, path) for path in METHODS]
-        assert len(targets) == 3 * len(METHODS)
+        speaking = await _those_that_speak_grpc(channels)
+        targets = [(channel, path) for channel in speaking for path in METHODS]
         left = iter(range(num_calls))
 
         async def caller() -> None:

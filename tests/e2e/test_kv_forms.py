@@ -53,7 +53,7 @@ def test_the_next_turn_of_a_chat_is_found_in_the_store(model_dir: Path, prompts:
         assert rose[BYTES] < 7 * BYTES_PER_BLOCK
         num_filled = (len(prompt) + len(answer) - 1) // BLOCK_SIZE
         num_own = num_filled - len(prompt) // BLOCK_SIZE
-        wait_until(lambda: cluster.total(cluster.decode, STORED) >= num_own, 30, "the answer's blocks are stored")
+        wait_until(lambda: cluster.total(cluster.decode, STORED) >= num_own, 60, "the answer's blocks are stored")
 
         turn = [*prompt, *answer, *prompts["15-tokens"]]
         with cluster.deltas(cluster.prefill, COMPUTED, FETCHED) as rose:

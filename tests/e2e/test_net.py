@@ -46,7 +46,7 @@ _BURST = ("burst", "64kb", "latency", "100ms")
 
 
 def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, timeout=20)
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
 
 
 def _ip(*arguments: str) -> None:
