@@ -134,7 +134,8 @@ def _work(counter: Any, query: Any, num_heads: Any, cache: Any, shape: Any, laye
         if cap > 0:
             softmax.soft_cap(scores, heads * group, width, cap)
         for r in range(heads * group):
-            state[r, 0], state[r, 1] = softmax.weigh(scores[r], low, end - start, width)
+            softmax.hide(scores[r], low, end - start, width)
+            state[r, 0], state[r, 1] = softmax.weigh(scores[r].ctypes.data, width)
         if has_scales(cache):
             scale(cache, shape, layer, block_tables, place, heads, 1, scales, scores)
         _add_values(scores, cache, heads, end - start, width, rows, num_ahead, sums)

@@ -11,7 +11,7 @@ from kvasir.kernels.cpu import softmax
 from kvasir.kernels.cpu.compiling import carray, lazy_loop, strict
 from kvasir.kernels.cpu.kv_rows import cache_shape, has_scales
 from kvasir.kernels.cpu.prefill_stage import stage
-from kvasir.kernels.cpu.prefill_tile import SCORE_COLUMNS, SCORE_ROWS, TILE_COLUMNS, multiply, score, seen
+from kvasir.kernels.cpu.prefill_tile import SCORE_COLUMNS, SCORE_ROWS, TILE_COLUMNS, add_weighted, score, seen
 from kvasir.kernels.cpu.simd import (
     LANES,
     TILE_ROWS,
@@ -57,7 +57,7 @@ def _scale(scores: Any, num_rows: Any, width: Any, scales: Any) -> None:
 
 @strict
 def _attend(query: Any, num_rows: Any, group: Any, start: Any, cap: Any, window: Any, cache: Any, shape: Any,
-            layer: Any, block_table: Any, head: Any, scores: Any, part: Any, sums: Any, state: Any, nothing: Any,
+            layer: Any, block_table: Any, head: Any, scores: Any, sums: Any, state: Any, nothing: Any,
             places: Any, keys: Any, values: Any, scales: Any) -> None:  # fmt: skip
     """query [R, D], row r at position start + r // G -> weighted values in sums [R, W], sums of weights in state[1]"""
     end = start + (num_rows - 1) // group + 1
@@ -76,21 +76,20 @@ def _attend(query: Any, num_rows: Any, group: Any, start: Any, cap: Any, window:
             _scale(scores, num_rows, width, scales[0])
         if cap > 0:
             softmax.soft_cap(scores, num_rows, width, cap)
+        for row in range(0, num_rows, TILE_ROWS):
+            columns = padded(seen(row + TILE_ROWS - 1, begin, group, width), LANES)
+            for r in range(row, row + TILE_ROWS):
+                own = begin + r // group
+                low = max(0, own + 1 - window) if window > 0 else 0
+                softmax.hide(scores[r], min(low, columns), max(0, own + 1), columns)
+            softmax.weigh_rows(scores.ctypes.data + row * scores.strides[0], scores.strides[0], columns,
+                               maxima.ctypes.data + 4 * row, part_totals.ctypes.data + 4 * row)  # fmt: skip
         for r in range(num_rows):
-            own = begin + r // group
-            columns = padded(seen(r // TILE_ROWS * TILE_ROWS + TILE_ROWS - 1, begin, group, width), LANES)
-            low = max(0, own + 1 - window) if window > 0 else 0
-            high = max(0, min(columns, own + 1))
-            maxima[r], part_totals[r] = softmax.weigh(scores[r], min(low, columns), high, columns)
+            highest[r], befores[r], factors[r] = softmax.factors(highest[r], maxima[r], part_totals[r])
+            totals[r] = totals[r] * befores[r] + part_totals[r] * factors[r]
         if has_scales(cache):
             _scale(scores, num_rows, width, scales[1])
-        multiply(scores, values, begin, group, width, part)
-        for r in range(num_rows):
-            highest[r], before, factor = softmax.factors(highest[r], maxima[r], part_totals[r])
-            befores[r], factors[r] = before, factor
-            totals[r] = totals[r] * before + part_totals[r] * factor
-        for r in range(num_rows):
-            softmax.add_part(sums[r], befores[r], part[r], factors[r])
+        add_weighted(scores, values, begin, group, width, befores, factors, sums)
 
 
 @strict
@@ -100,7 +99,7 @@ def _work(counter: Any, query: Any, num_heads: Any, cache: Any, shape: Any, laye
     group = num_heads // num_kv_heads
     most_rows, most_columns = padded(_TILE_TOKENS * group, TILE_ROWS * SCORE_ROWS), padded(head_dim, TILE_COLUMNS)
     tile, scores = zeros_in_lines((most_rows, padded(head_dim, CHAINS))), zeros_in_lines((most_rows, TILE_KEYS))
-    part, sums = zeros_in_lines((most_rows, most_columns)), zeros_in_lines((most_rows, most_columns))
+    sums = zeros_in_lines((most_rows, most_columns))
     state = np.zeros((6, most_rows), np.float32)
     keys = zeros_in_lines((TILE_KEYS // SCORE_COLUMNS, tile.shape[1], SCORE_COLUMNS))
     values = zeros_in_lines((TILE_KEYS, most_columns))
@@ -120,7 +119,7 @@ def _work(counter: Any, query: Any, num_heads: Any, cache: Any, shape: Any, laye
                 tile[r, d] = row[d] * scale
         start = seq_lens[s] - query_starts[s + 1] + begin
         _attend(tile[:scored], num_rows, group, start, cap, window, cache, shape, layer, block_tables[s], head,
-                scores, part[:used], sums[:used], state, nothing, places, keys, values, scales)  # fmt: skip
+                scores, sums[:used], state, nothing, places, keys, values, scales)  # fmt: skip
         for r in range(num_rows):
             column = (head * group + r % group) * head_dim
             softmax.finish(state[1, r], sums[r], out[begin + r // group, column : column + head_dim])

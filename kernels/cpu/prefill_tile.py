@@ -16,15 +16,21 @@ _VECTOR = ir.VectorType(F32, LANES)
 
 
 @intrinsic
-def _multiply_tile(typing: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, c: Any, c_stride: Any, depth: Any) -> Any:
-    """c[R, C] = a[R, depth] @ b[depth, C], by address, floats a row. R = TILE_ROWS, C = TILE_COLUMNS"""
+def _add_tile(typing: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, c: Any, c_stride: Any, depth: Any,
+              befores: Any, factors: Any) -> Any:  # fmt: skip
+    """c[R, C] = c * befores[R] + a[R, depth] @ b[depth, C] * factors[R], by address, floats a row
+
+    R = TILE_ROWS, C = TILE_COLUMNS
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        tile = _Tile(builder, TILE_ROWS, TILE_COLUMNS, *arguments)
-        tile.store(*tile.chains(1))
+        *operands, befores, factors = arguments
+        tile = _Tile(builder, TILE_ROWS, TILE_COLUMNS, *operands)
+        parts = tile.scaled(tile.chains(1)[0], factors)
+        tile.store(tile.added(tile.scaled(tile.stored(), befores), parts))
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 7), codegen
+    return types.void(*[types.int64] * 9), codegen
 
 
 @intrinsic
@@ -72,6 +78,17 @@ class _Tile:
     def added(self, sums: list[Any], others: list[Any]) -> list[Any]:
         return [self._builder.fadd(*pair) for pair in zip(sums, others, strict=True)]
 
+    def scaled(self, sums: list[Any], factors: Any) -> list[Any]:
+        """Each row by its own factor, of those at an address"""
+        each = [
+            tile_code.spread(self._builder, tile_code.load(self._builder, factors, 4 * r, F32), LANES)
+            for r in self._rows
+        ]
+        return [self._builder.fmul(value, each[i // len(self._vectors)]) for i, value in enumerate(sums)]
+
+    def stored(self) -> list[Any]:
+        return [self._builder.load(place, align=4) for place in self._places()]
+
     def store(self, sums: list[Any]) -> None:
         for value, place in zip(sums, self._places(), strict=True):
             self._builder.store(value, place, align=4)
@@ -112,16 +129,18 @@ def score(queries: Any, keys: Any, begin: Any, group: Any, width: Any, scores: A
 
 
 @strict
-def multiply(weights: Any, values: Any, begin: Any, group: Any, width: Any, out: Any) -> None:
-    """out[R, C] = weights[R, : width] @ values[: width, C], of what is seen, column by column of the weights
+def add_weighted(weights: Any, values: Any, begin: Any, group: Any, width: Any, befores: Any, factors: Any,
+                 sums: Any) -> None:  # fmt: skip
+    """sums[R, C] = sums * befores[R] + weights[R, : width] @ values[: width, C] * factors[R], of what is seen
 
-    R is a multiple of TILE_ROWS, C of TILE_COLUMNS.
+    Column by column of the weights. R is a multiple of TILE_ROWS, C of TILE_COLUMNS.
     """
-    for first in range(0, out.shape[1], TILE_COLUMNS):
-        for row in range(0, out.shape[0], TILE_ROWS):
-            _multiply_tile(
+    for first in range(0, sums.shape[1], TILE_COLUMNS):
+        for row in range(0, sums.shape[0], TILE_ROWS):
+            _add_tile(
                 weights.ctypes.data + row * weights.strides[0], weights.strides[0] // 4,
                 values.ctypes.data + 4 * first, values.strides[0] // 4,
-                out.ctypes.data + row * out.strides[0] + 4 * first, out.strides[0] // 4,
+                sums.ctypes.data + row * sums.strides[0] + 4 * first, sums.strides[0] // 4,
                 seen(row + TILE_ROWS - 1, begin, group, width),
+                befores.ctypes.data + 4 * row, factors.ctypes.data + 4 * row,
             )  # fmt: skip

@@ -165,35 +165,42 @@ def largest_of(typing: Any, address: Any, count: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         address, count = arguments
-
-        def value(_: Any, place: Any) -> Any:
-            return builder.load(place, align=4)
-
-        return reduced(builder, address, count, float("-inf"), larger(builder), value)
+        return largest_of_rows(builder, [address], count, float("-inf"))[0]
 
     return types.float32(types.int64, types.int64), codegen
 
 
-def larger(builder: Any) -> Callable[[Any, Any], Any]:
-    """Of two vectors; the other one where `one` is NaN"""
-    return lambda one, other: builder.select(builder.fcmp_ordered(">", one, other), one, other)
+def largest_of_rows(builder: Any, rows: list[Any], count: Any, least: float) -> list[Any]:
+    """Of `count` float32 at each of several addresses, and of `least`"""
+
+    def larger(one: Any, other: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", one, other), one, other)  # the other one where `one` is NaN
+
+    return reduced(builder, rows, count, least, larger, lambda _, place: builder.load(place, align=4))
 
 
 def reduced(
-    builder: Any, address: Any, count: Any, start: float, combine: Callable[[Any, Any], Any],
-    take: Callable[[Any, Any], Any],
-) -> Any:  # fmt: skip
-    """Of `count` float32: of each lane by itself, then folded, if it is `strict`.
+    builder: Any, rows: list[Any], count: Any, start: float, combine: Callable[[Any, Any], Any],
+    take: Callable[[int, Any], Any],
+) -> list[Any]:  # fmt: skip
+    """Of `count` float32 at each of several addresses: of each lane by itself, then folded, if it is `strict`.
 
-    take: (column, place) -> a vector of LANES
+    Of several rows at once, since each step of one waits for the one before.
+
+    take: (which row, place) -> a vector of LANES
     combine: what is new, and what has been combined; of single vectors, then of a vector's halves
     """
     vector = ir.VectorType(F32, LANES)
-    cell = cgutils.alloca_once_value(builder, ir.Constant(vector, [start] * LANES))
+    cells = [cgutils.alloca_once_value(builder, ir.Constant(vector, [start] * LANES)) for _ in rows]
     with cgutils.for_range_slice(builder, number(0), count, number(LANES), intp=I64) as (i, _):
-        place = tile_code.pointer(builder, tile_code.row(builder, address, number(4), i), 0, vector)
-        builder.store(combine(take(i, place), builder.load(cell)), cell)
-    result, distance = builder.load(cell), LANES // 2
+        for r, (row, cell) in enumerate(zip(rows, cells, strict=True)):
+            place = tile_code.pointer(builder, tile_code.row(builder, row, number(4), i), 0, vector)
+            builder.store(combine(take(r, place), builder.load(cell)), cell)
+    return [_folded(builder, builder.load(cell), combine) for cell in cells]
+
+
+def _folded(builder: Any, result: Any, combine: Callable[[Any, Any], Any]) -> Any:
+    distance = LANES // 2
     while distance:
         order = ir.Constant(ir.VectorType(I32, LANES), [(i + distance) % LANES for i in range(LANES)])
         result = combine(builder.shuffle_vector(result, result, order), result)
@@ -219,23 +226,23 @@ _EXP2 = (
 
 
 def write_exp2(builder: Any, x: Any) -> Any:
-    """2 ** x for float32 x <= 0, or a vector of them, to 2e-7 relative; NaN stays NaN."""
+    """2 ** x for float32 x <= 0, or a vector of them, to 2e-7 relative; 0 below 2 ** -126.5; NaN stays NaN."""
     lanes = x.type.count if isinstance(x.type, ir.VectorType) else 0
     integer = ir.VectorType(I32, lanes) if lanes else I32
 
     def constant(what: Any, value: float) -> Any:
         return ir.Constant(what, [value] * lanes if lanes else value)
 
-    least = constant(x.type, -126.0)
+    least = constant(x.type, -127.0)
     x = builder.select(builder.fcmp_ordered(">", least, x), least, x)
-    whole = builder.fadd(x, constant(x.type, 0.5))
-    whole = tile_code.call(builder, f"llvm.floor.{f'v{lanes}' if lanes else ''}f32", x.type, whole)
-    f = builder.fsub(x, whole)
+    # Of so large a sum, the last bits are the nearest whole number + 127: the exponent as floats have it.
+    large = constant(x.type, 3 * 2**22 + 127)
+    exponent = builder.fadd(x, large)
+    f = builder.fsub(x, builder.fsub(exponent, large))
     p = constant(x.type, _EXP2[0])
     for coefficient in _EXP2[1:]:
         p = builder.fadd(builder.fmul(p, f, flags=FUSE), constant(x.type, coefficient), flags=FUSE)
-    exponent = builder.add(builder.fptosi(whole, integer), constant(integer, 127))
-    power = builder.shl(exponent, constant(integer, 23))
+    power = builder.shl(builder.bitcast(exponent, integer), constant(integer, 23))
     return builder.fmul(p, builder.bitcast(power, x.type))
 
 

@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 
 from kvasir.kernels.cpu import tile_code
-from kvasir.kernels.cpu.compiling import intrinsic, ir, strict, types
-from kvasir.kernels.cpu.simd import LANES, exp2, larger, reduced, tanh, write_exp2
-from kvasir.kernels.cpu.tile_code import F32, I32
+from kvasir.kernels.cpu.compiling import intrinsic, strict, types
+from kvasir.kernels.cpu.simd import LANES, TILE_ROWS, exp2, largest_of_rows, reduced, tanh, write_exp2
+from kvasir.kernels.cpu.tile_code import F32, number
 
 # Shapes: R queries  C columns, TILE_KEYS or more  D head dim
 TILE_KEYS = 128
 CHAINS = 4
-
-_FLOATS, _INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 
 
 @strict
@@ -33,52 +31,54 @@ def soft_cap(scores: Any, num_rows: Any, width: Any, cap: Any) -> None:
 
 
 @strict
-def weigh(row: Any, low: Any, high: Any, width: Any) -> Any:
-    """row [C] of scores: where low <= column < high it becomes exp2(score - maximum), elsewhere 0. -> maximum, sum
-
-    width: whole vectors, of which alone it reads and writes
-    """
-    highest = _largest(row.ctypes.data, low, high, width)
-    return highest, _weigh(row.ctypes.data, low, high, width, highest)
-
-
-@intrinsic
-def _largest(typing: Any, address: Any, low: Any, high: Any, width: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        address, low, high, width = arguments
-
-        def seen(column: Any, place: Any) -> Any:
-            lowest = ir.Constant(_FLOATS, [float("-inf")] * LANES)
-            return builder.select(_is_between(builder, column, low, high), builder.load(place, align=4), lowest)
-
-        return reduced(builder, address, width, float("-inf"), larger(builder), seen)
-
-    return types.float32(*[types.int64] * 4), codegen
+def hide(row: Any, low: Any, high: Any, width: Any) -> None:
+    """Of row [C] of scores, all before `low` and from `high` on, up to `width`, get no weight."""
+    for c in range(low):
+        row[c] = -np.inf
+    for c in range(high, width):
+        row[c] = -np.inf
 
 
 @intrinsic
-def _weigh(typing: Any, address: Any, low: Any, high: Any, width: Any, highest: Any) -> Any:
+def weigh(typing: Any, row: Any, width: Any) -> Any:
+    """The scores at address `row` become exp2(score - maximum). -> maximum, sum. width: whole vectors"""
+    result = types.UniTuple(types.float32, 2)
+
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        address, low, high, width, highest = arguments
-        highest = tile_code.spread(builder, highest, LANES)
+        row, width = arguments
+        (maximum,), (total,) = _write_weights(builder, [row], width)
+        return context.make_tuple(builder, result, (maximum, total))
 
-        def weighed(column: Any, place: Any) -> Any:
-            weights = write_exp2(builder, builder.fsub(builder.load(place, align=4), highest))
-            # exp2 gives no less than 2 ** -126, and what must not be seen counts for nothing at all
-            weights = builder.select(_is_between(builder, column, low, high), weights, tile_code.zeros(_FLOATS))
-            builder.store(weights, place, align=4)
-            return weights
-
-        return reduced(builder, address, width, 0.0, builder.fadd, weighed)
-
-    return types.float32(*[types.int64] * 4, types.float32), codegen
+    return result(types.int64, types.int64), codegen
 
 
-def _is_between(builder: Any, column: Any, low: Any, high: Any) -> Any:
-    """Of LANES columns from `column` on, which ones are: low <= column < high"""
-    first, end = (builder.trunc(builder.sub(value, low), I32) for value in (column, high))
-    columns = builder.add(tile_code.spread(builder, first, LANES), ir.Constant(_INTS, list(range(LANES))))
-    return builder.icmp_unsigned("<", columns, tile_code.spread(builder, end, LANES))
+@intrinsic
+def weigh_rows(typing: Any, rows: Any, stride: Any, width: Any, maxima: Any, totals: Any) -> Any:
+    """As `weigh`, of TILE_ROWS rows. All are addresses; stride: bytes"""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        first, stride, width, *places = arguments
+        rows = [tile_code.row(builder, first, stride, number(r)) for r in range(TILE_ROWS)]
+        for place, found in zip(places, _write_weights(builder, rows, width), strict=True):
+            for r, value in enumerate(found):
+                builder.store(value, tile_code.pointer(builder, place, 4 * r, F32), align=4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), codegen
+
+
+def _write_weights(builder: Any, rows: list[Any], width: Any) -> tuple[list[Any], list[Any]]:
+    """Writes the code of `weigh` for several rows -> the maximum, and the sum, of each"""
+    # Finite where nothing is seen: -inf less -inf is NaN.
+    maxima = largest_of_rows(builder, rows, width, float(np.finfo(np.float32).min))
+    everywhere = [tile_code.spread(builder, maximum, LANES) for maximum in maxima]
+
+    def weighed(r: int, place: Any) -> Any:
+        weights = write_exp2(builder, builder.fsub(builder.load(place, align=4), everywhere[r]))
+        builder.store(weights, place, align=4)
+        return weights
+
+    return maxima, reduced(builder, rows, width, 0.0, builder.fadd, weighed)
 
 
 @strict

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvasir.kernels.cpu.prefill_tile import SCORE_COLUMNS, SCORE_ROWS, TILE_COLUMNS, multiply, score
+from kvasir.kernels.cpu.prefill_tile import SCORE_COLUMNS, SCORE_ROWS, TILE_COLUMNS, add_weighted, score
 from kvasir.kernels.cpu.simd import TILE_ROWS, exp2, tanh
 
 
@@ -17,7 +17,9 @@ def test_exp2_is_right_to_a_few_units_in_the_last_place() -> None:
 def test_exp2_at_the_ends() -> None:
     assert exp2(np.float32(0)) == 1
     assert exp2(np.float32(-1)) == 0.5
-    assert exp2(np.float32(-np.inf)) == np.float32(2.0**-126)
+    assert exp2(np.float32(-126)) == np.float32(2.0**-126)
+    assert exp2(np.float32(-127)) == 0
+    assert exp2(np.float32(-np.inf)) == 0
     assert np.isnan(exp2(np.float32(np.nan)))
 
 
@@ -42,14 +44,16 @@ def test_products_of_attention_where_rows_see_them(tokens: int, group: int, begi
     keys = rng.standard_normal((width // SCORE_COLUMNS, head_dim, SCORE_COLUMNS), dtype=np.float32)
     weights = rng.standard_normal((num_rows, 128), dtype=np.float32)
     values = rng.standard_normal((128, head_dim), dtype=np.float32)
-    scores, out = np.full_like(weights, np.nan), np.full_like(queries, np.nan)
+    scores, sums = np.full_like(weights, np.nan), rng.standard_normal((num_rows, head_dim), dtype=np.float32)
+    befores, factors = rng.standard_normal((2, num_rows), dtype=np.float32)
     expected_scores, columns = queries @ np.concatenate(list(keys), axis=1), np.arange(128)
     for row in range(0, num_rows, TILE_ROWS):
         weights[row : row + TILE_ROWS, columns > begin + (row + TILE_ROWS - 1) // group] = np.nan
     weights[:, width:] = np.nan
     score(queries, keys, begin, group, width, scores)
-    multiply(weights, values, begin, group, width, out)
-    np.testing.assert_allclose(out, np.nan_to_num(weights) @ values, rtol=1e-5, atol=1e-4)
+    expected_sums = sums * befores[:, None] + np.nan_to_num(weights) @ values * factors[:, None]
+    add_weighted(weights, values, begin, group, width, befores, factors, sums)
+    np.testing.assert_allclose(sums, expected_sums, rtol=1e-5, atol=1e-4)
     for row in range(num_rows):
         count = max(0, min(begin + row // group + 1, width))
         np.testing.assert_allclose(scores[row, :count], expected_scores[row, :count], rtol=1e-5, atol=1e-4)
