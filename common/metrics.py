@@ -16,7 +16,6 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
-    Histogram,
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
@@ -25,6 +24,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
+from kvasir.common.histogram import Histogram
 from kvasir.common.logging import Sparse
 
 log = logging.getLogger(__name__)
@@ -67,9 +67,10 @@ class Metrics:
         metric = Gauge(name, help_text, (*self._labels, *labels), registry=self.registry)
         return Recorder(self, name, metric, Gauge.set, self._labels, labels)
 
-    def histogram(self, name: str, help_text: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> "Recorder":
-        metric = Histogram(name, help_text, (*self._labels, *labels), buckets=buckets, registry=self.registry)
-        return Recorder(self, name, metric, Histogram.observe, self._labels, labels)
+    def histogram(self, name: str, help_text: str, buckets: Sequence[float]) -> Histogram:
+        histogram = Histogram(name, help_text, buckets, self._labels, self.drop)
+        self.registry.register(histogram)
+        return histogram
 
     def sampled(self, read: Callable[[], Iterable["Sample"]]) -> None:
         """Values that somebody else keeps: `read` is asked for them at every scrape."""
@@ -89,13 +90,13 @@ class Metrics:
 
 
 class Recorder:
-    """One metric. Call it with a value and the values of its own labels; it never raises."""
+    """One counter or gauge. Call it with a value and the values of its own labels; it never raises."""
 
     def __init__(
         self,
         metrics: Metrics,
         name: str,
-        metric: Counter | Gauge | Histogram,
+        metric: Counter | Gauge,
         record: Callable[[Any, float], None],
         labels: Mapping[str, str],
         own_labels: Sequence[str],
@@ -105,8 +106,8 @@ class Recorder:
         self._metric = metric
         self._record = record
         self._may_be_negative = isinstance(metric, Gauge)
-        self._labelled: dict[tuple[tuple[str, str], ...], Counter | Gauge | Histogram] = {}  # by their labels
-        self._only: Counter | Gauge | Histogram | None = None  # where no sample has labels of its own
+        self._labelled: dict[tuple[tuple[str, str], ...], Counter | Gauge] = {}  # by their labels
+        self._only: Counter | Gauge | None = None  # where no sample has labels of its own
         if not own_labels:  # then it is shown as 0 from the start, not from the first sample on
             self._only = metric.labels(**labels) if labels else metric
 
@@ -124,7 +125,7 @@ class Recorder:
         for values in product(*labels.values()):
             self._with(dict(zip(labels, values, strict=True)))
 
-    def _with(self, labels: Mapping[str, str]) -> Counter | Gauge | Histogram:
+    def _with(self, labels: Mapping[str, str]) -> Counter | Gauge:
         key = tuple(labels.items())
         metric = self._labelled.get(key)
         if metric is None:

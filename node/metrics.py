@@ -79,8 +79,7 @@ class NodeMetrics:
             self._ttft(now - progress.arrival_s)
             self._prefill(now - (progress.admitted_s or progress.arrival_s))
         else:
-            for _ in range(num_tokens):
-                self._itl((now - progress.last_token_s) / num_tokens)
+            self._itl((now - progress.last_token_s) / num_tokens, num_tokens)
         progress.last_token_s = now
 
     def finished(self, progress: Progress, reason: str) -> None:

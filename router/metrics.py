@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from kvasir.common.metrics import ITL_BUCKETS_S, LATENCY_BUCKETS_S, TOKEN_BUCKETS, TTFT_BUCKETS_S, Metrics, Sample
-from kvasir.common.tally import Tally
 from kvasir.router.recent import Recent
 
 Clock = Callable[[], float]
@@ -50,8 +49,8 @@ class RouterMetrics:
         self.ttft_s = metrics.histogram(
             "vllm:time_to_first_token_seconds", "From the request's arrival to its first token.", TTFT_BUCKETS_S
         )
-        self.itl_s = Tally(
-            metrics, "vllm:inter_token_latency_seconds", "Gaps between the tokens of a choice.", ITL_BUCKETS_S
+        self.itl_s = metrics.histogram(
+            "vllm:inter_token_latency_seconds", "Gaps between the tokens of a choice.", ITL_BUCKETS_S
         )
         self.tpot_s = metrics.histogram(
             "vllm:request_time_per_output_token_seconds", "Mean gap of one choice.", ITL_BUCKETS_S
