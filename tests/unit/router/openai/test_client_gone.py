@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from kvasir.router.openai.client_gone import ClientGone, unless_gone
 from kvasir.router.types import TokenDelta
 from tests.unit.router.openai.conftest import Router, ids, running_router, saying
 from tests.waiting import until
@@ -105,3 +106,59 @@ async def test_what_outlasts_the_grace_time_is_cut_off_and_closed() -> None:
     with suppress(httpx.HTTPError):
         assert "[DONE]" not in (await running).text
     await client.aclose()
+
+
+async def leaving() -> dict[str, str]:
+    return {"type": "http.disconnect"}
+
+
+async def staying() -> dict[str, str]:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def test_work_ends_with_its_client_and_whoever_asked_goes_on() -> None:
+    has_ended = False
+
+    async def work() -> None:
+        nonlocal has_ended
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)  # it may take its time
+            has_ended = True
+
+    with pytest.raises(ClientGone):
+        await unless_gone(leaving, work())
+    assert has_ended
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+@pytest.mark.parametrize("receive", [leaving, staying])
+async def test_who_is_cancelled_is_cancelled_whether_its_client_is_there_or_not(receive: Any) -> None:
+    has_begun = asyncio.Event()
+
+    async def work() -> None:
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    asking = asyncio.create_task(unless_gone(receive, work()))
+    await has_begun.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert len(asyncio.all_tasks()) == 1, "nobody waits for the client any more"
+
+
+async def test_what_work_gives_or_raises_is_told() -> None:
+    async def fine() -> int:
+        return 1
+
+    async def broken() -> int:
+        raise ValueError("no")
+
+    assert await unless_gone(staying, fine()) == 1
+    with pytest.raises(ValueError, match="no"):
+        await unless_gone(staying, broken())
