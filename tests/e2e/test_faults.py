@@ -23,7 +23,8 @@ FETCHED = "kvasir:kv_blocks_fetched_total"
 RECOMPUTED = "kvasir:prompt_tokens_recomputed_total"
 COMPUTED = "kvasir:prompt_tokens_computed_total"
 # Every block comes late, so that something else can strike in mid-transfer.
-SLOW = {"kind": "delay", "delay_s": 0.1, "times": 1_000_000}
+SLOW = {"kind": "delay", "delay_s": 0.5, "times": 1_000_000}
+LONG = {"max_tokens": 200}  # so that a node is still at it when it has been found out which one it is
 
 
 def script(faults: list[dict[str, object]]) -> dict[str, str]:
@@ -150,23 +151,23 @@ def test_frozen_decode_node_in_mid_stream(struck: Cluster, prompt: Prompt) -> No
     struck.have_at_least(1, 2)
     grammar = {"structured_outputs": {"regex": "([A-Z][a-z]{2,9} [0-9]+; )+"}}
     undisturbed = stream(struck, prompt, **grammar)
-    answer = InBackground(struck, prompt, **grammar)
+    answer = InBackground(struck, prompt, **LONG, **grammar)
     wait_until(lambda: answer.count >= 5, 60, "five tokens")
     victim = busy_node(struck.living("decode"))
     victim.freeze()
     try:
-        assert answer.result() == undisturbed
+        assert answer.result()[:NUM_OUTPUT_TOKENS] == undisturbed
     finally:
         victim.thaw()
 
 
 def test_killed_decode_node_in_mid_stream(struck: Cluster, prompt: Prompt) -> None:
     struck.have_at_least(1, 2)
-    answer = InBackground(struck, prompt)
+    answer = InBackground(struck, prompt, **LONG)
     wait_until(lambda: answer.count >= 5, 60, "five tokens")
     busy_node(struck.living("decode")).kill()
-    assert answer.count < NUM_OUTPUT_TOKENS
-    assert answer.result() == expected(prompt)
+    ids = answer.result()
+    assert (ids[:NUM_OUTPUT_TOKENS], len(ids)) == (expected(prompt), LONG["max_tokens"])
 
 
 def test_draining_node_finishes_what_it_has(struck: Cluster, prompt: Prompt) -> None:
@@ -179,8 +180,8 @@ def test_draining_node_finishes_what_it_has(struck: Cluster, prompt: Prompt) -> 
     wait_until(lambda: answer.count >= 3, 60, "three tokens")
     assert only.terminate(timeout_s=60) == 0
     assert answer.result() == expected(prompt)
-    response = httpx.get(f"{struck.url}/ready", timeout=60)
-    assert response.status_code == 503, "without a decode node, the cluster is not ready"
+    ready = f"{struck.url}/ready"
+    wait_until(lambda: httpx.get(ready, timeout=60).status_code == 503, 60, "without a decode node, it is not ready")
     struck.have_at_least(1, 1)
     assert stream(struck, prompt) == expected(prompt)
 

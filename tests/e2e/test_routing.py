@@ -46,17 +46,11 @@ def computed_by(nodes: Sequence[Service]) -> list[float]:
     return [node.metrics()[COMPUTED] for node in nodes]
 
 
-def wait_until_known(cluster: Cluster) -> None:
-    """The router knows as many blocks as can be known: all full ones of what has been asked for so far."""
-
-    def is_known() -> bool:
-        known = cluster.router.metrics()["kvasir:prefix_index_blocks"]
-        is_settled = known == seen.get("known")
-        seen["known"] = known
-        return known >= 2 * NUM_CONVERSATIONS * FIRST // BLOCK_SIZE and is_settled
-
-    seen: dict[str, float] = {}
-    wait_until(is_known, 60, "what nodes hold is known to the router")
+def wait_until_known(cluster: Cluster, num_tokens: int) -> None:
+    """The router knows all full blocks of prompts of so many tokens, on both tiers."""
+    num_blocks = 2 * NUM_CONVERSATIONS * (num_tokens // BLOCK_SIZE)
+    known = "kvasir:prefix_index_blocks"
+    wait_until(lambda: cluster.router.metrics()[known] >= num_blocks, 60, "what nodes hold is known to the router")
 
 
 def test_turns_stay_where_their_prefix_is_and_conversations_spread(pairs: Cluster) -> None:
@@ -74,7 +68,7 @@ def test_turns_stay_where_their_prefix_is_and_conversations_spread(pairs: Cluste
     assert sum(shares) == NUM_CONVERSATIONS * FIRST
     assert min(shares) > 0, "both prefill nodes have had some of it"
     assert computed_by(pairs.decode) == before[1], "and the tiers were kept apart"
-    wait_until_known(pairs)
+    wait_until_known(pairs, FIRST)
 
     homes: dict[int, Service] = {}
     answers: dict[int, list[int]] = {}
@@ -102,7 +96,7 @@ def check_local_prefill(
 ) -> None:
     """Asked again, each lacks no more than its last block: the decode node that holds it computes that itself, unless
     the speeds that were measured say that the trip is faster. The answer is the same."""
-    wait_until_known(cluster)
+    wait_until_known(cluster, FIRST + ANSWER + NEXT)
     assert cluster.router.metrics()[LOCAL] == 0
     num_local = 0.0
     for number, prompt in enumerate(conversations):
