@@ -138,7 +138,8 @@ class Cluster:
 
     def client(self, **options: object) -> openai.OpenAI:
         defaults: dict[str, object] = {"max_retries": 0, "timeout": 120, "api_key": "none"}
-        return openai.OpenAI(base_url=f"{self.url}/v1", **{**defaults, **options})  # type: ignore[arg-type]
+        client = openai.OpenAI(base_url=f"{self.url}/v1", **{**defaults, **options})  # type: ignore[arg-type]
+        return self._stack.enter_context(client)  # when the collector closes its sockets, pytest may fail for it
 
     @property
     def model(self) -> str:
