@@ -19,6 +19,7 @@ CONVERTS_FLOAT16 = bool(CPU_FEATURES.get("f16c")) or platform.machine() not in (
 
 _FLOAT32, _FLOAT16, _INT8, _INT4 = types.float32, types.uint16, types.int8, types.uint8
 _UNROLL = {1: 4, 2: 2}  # with few rows, sums of their own for every other input, or each waits for the one before
+_INPUTS_SOON = 8  # of a panel: from the second cache into the first before they are multiplied
 _VECTOR = ir.VectorType(F32, PANEL)
 _NOTHING = number(0)
 
@@ -129,7 +130,9 @@ class _Tile:
             builder.store(tile_code.zeros(_VECTOR), cell)
         border = builder.add(first, builder.and_(count, number(-unroll)))
         with cgutils.for_range_slice(builder, first, border, number(unroll), intp=I64) as (k, _):
-            self._prefetch(k, unroll)
+            self._fetch_ahead(k, unroll)
+            if unroll == 1:  # a tile of fewer rows waits for memory alone
+                self._fetch_soon(k)
             for u in range(unroll):
                 self._add(x_rows, builder.add(k, number(u)), zero, [row[u] for row in cells])
         if unroll > 1:
@@ -187,16 +190,25 @@ class _Tile:
         halves = self._load(scales, offset, ir.VectorType(HALF, PANEL), align=2)
         return self._builder.fpext(halves, _VECTOR)
 
-    def _prefetch(self, k: Any, num_inputs: int) -> None:
+    def _fetch_soon(self, k: Any) -> None:
+        soon = tile_code.row(self._builder, self._panel, number(input_bytes(self._kind)), k)
+        for line in range(0, input_bytes(self._kind), LINE_BYTES):
+            offset = _INPUTS_SOON * input_bytes(self._kind) + line
+            tile_code.fetch(self._builder, self._builder.add(soon, number(offset)), cache=1)
+
+    def _fetch_ahead(self, k: Any, num_inputs: int) -> None:
         builder = self._builder
         ahead, ahead_step, border, behind = self._fetched
         steps = builder.sub(k, border)
         is_behind = builder.icmp_signed(">=", steps, number(0))
         start, steps = builder.select(is_behind, behind, ahead), builder.select(is_behind, steps, k)
         place = tile_code.row(builder, start, ahead_step, steps)
+        # Evenly: where several tiles fetch a panel together, what is stepped over is less than the lines of an input.
+        num_lines = max(1, num_inputs * input_bytes(self._kind) // LINE_BYTES)
+        line_step = builder.udiv(builder.mul(ahead_step, number(num_inputs)), number(num_lines))
         # Into the second cache: the first has room for few requests that are under way, and a tile waits for room.
-        for line in range(0, num_inputs * input_bytes(self._kind), LINE_BYTES):
-            tile_code.fetch(builder, builder.add(place, number(line)), cache=2)
+        for line in range(num_lines):
+            tile_code.fetch(builder, tile_code.row(builder, place, line_step, number(line)), cache=2)
 
     def _load(self, address: Any, offset: int, what: Any, align: int = 4) -> Any:
         return tile_code.load(self._builder, address, offset, what, align)
