@@ -9,7 +9,7 @@ from kvasir.kernels.cpu.span_tile import SPAN, SPAN_ROWS, multiply_span
 
 # Shapes: T tokens  I inputs  O outputs  P panels of PANEL outputs  G groups of inputs with scales of their own
 # A block and a slab fill most of the second cache, which gives a tile its weights as fast as it multiplies.
-_ROWS_OF_A_BLOCK, _BYTES_OF_A_BLOCK = 192, 512 << 10
+_ROWS_OF_A_BLOCK, _BYTES_OF_A_BLOCK = 256, 600 << 10
 _INPUTS_OF_A_SLAB = 1536
 
 
