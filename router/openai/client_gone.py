@@ -30,8 +30,10 @@ async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
     try:
         return await work
     except asyncio.CancelledError:
-        if is_gone and task.uncancel() == 0:  # else somebody else has cancelled us, too
+        if is_gone and task.cancelling() == 1:  # else somebody else has cancelled us, too
             raise ClientGone from None
         raise
     finally:
         watching.cancel()
+        if is_gone:
+            task.uncancel()  # also where `work` has made something else of it

@@ -162,3 +162,21 @@ async def test_what_work_gives_or_raises_is_told() -> None:
     assert await unless_gone(staying, fine()) == 1
     with pytest.raises(ValueError, match="no"):
         await unless_gone(staying, broken())
+
+
+async def test_work_may_make_something_else_of_its_end() -> None:
+    async def result() -> int:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return 1
+
+    async def error() -> int:
+        await result()
+        raise ValueError("no")
+
+    assert await unless_gone(leaving, result()) == 1
+    with pytest.raises(ValueError, match="no"):
+        await unless_gone(leaving, error())
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0, "what comes after is not taken for cancelled"
