@@ -203,7 +203,10 @@ async def test_steps_that_wait_for_each_other_are_one_event_and_lose_nothing() -
 
 async def test_what_has_come_is_told_before_the_loss() -> None:
     pace = Pace(longest_s=1)
-    async with FakeNode("decode", Fabric(), most_tokens=20) as node, session_with(node, pace=pace) as session:
+    async with (
+        FakeNode("decode", Fabric(), most_tokens=20) as node,
+        session_with(node, pace=pace, heartbeat_timeout_s=5) as session,  # not before the test wants it
+    ):
         await session.open()
         events = begin(session)
         await until(lambda: len(tokens(events)) == 20)
