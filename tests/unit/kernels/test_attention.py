@@ -1,5 +1,9 @@
 """The compiled attention loops against the torch reference that defines them."""
 
+import os
+import platform
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -221,3 +225,12 @@ def test_a_broken_key_shows_in_its_own_sequence_alone() -> None:
     for out in (decode(step), prefill(step), decode(step, softcap=5), prefill(step, softcap=5)):
         assert out[0].isnan().any()
         assert not out[1].isnan().any()
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="features of an x86 CPU")
+def test_loops_for_a_lesser_cpu_agree_with_the_reference() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    environment |= {"NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c"}
+    command = [sys.executable, "-m", "pytest", "-q", __file__, "-k", "decode_agrees or prefill_agrees"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout
