@@ -13,10 +13,14 @@ measurements, contenders taking turns:
 
 A backend that cannot write waits, as ours do: our nodes then give several tokens at once, and the other server leaves
 a tick out. Our router, when it cannot keep up, sends several tokens in one event; `tokens_per_event` says how many.
+
+With `--router-cpu` the router has that CPU for itself, and backends and client share the others: then delays are the
+router's, and not of a client that waits for a CPU.
 """
 
 import asyncio
 import gc
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -47,6 +51,7 @@ def main(argv: list[str]) -> int:
     add("--peer-python", metavar="PATH", help="python of an environment with sglang-router and vllm-router")
     add("--only", metavar="NAME,..", help="contenders, separated by commas (default: all there are)")
     add("--rates", type=several(_rate), default=("flat",), metavar="X,..", help="tokens/s in all, or `flat` (out)")
+    add("--router-cpu", type=int, metavar="N", help="number of the CPU that the router has for itself (default: none)")
     add("--add", action="store_true", help="rounds to those that the output has: measure piece by piece")
     options = parser.parse_args(argv)
     contenders = [OURS, OURS_TWICE, *(PEERS if options.peer_python else ()), DIRECT]
@@ -54,6 +59,11 @@ def main(argv: list[str]) -> int:
         parser.error(f"--only: unknown {', '.join(unknown)}; choose from {', '.join(contenders)}")
     if options.only:
         contenders = options.only.split(",")
+    if options.router_cpu is not None:
+        cpus = os.sched_getaffinity(0)
+        if len(cpus) < 2 or options.router_cpu not in cpus:
+            parser.error(f"--router-cpu: must be one of several; there are {sorted(cpus)}")
+        os.sched_setaffinity(0, cpus - {options.router_cpu})  # backends inherit it
     sections = read_results(options.output) if options.add else {}
     with tempfile.TemporaryDirectory() as folder:
         setting = Setting(
@@ -63,10 +73,12 @@ def main(argv: list[str]) -> int:
             duration_s=options.duration_s,
             folder=Path(folder),
             peer_python=options.peer_python,
+            router_cpu=options.router_cpu,
         )
         prepare(setting)
         for rate in options.rates:
             section = "Flat out" if rate == "flat" else f"Paced, {rate} tokens/s in all"
+            section += "" if options.router_cpu is None else ", router on a CPU of its own"
             interval_s = _FLAT_OUT_INTERVAL_S if rate == "flat" else options.streams / float(rate)
             sections.setdefault(section, []).extend(compare(contenders, setting, options.rounds, interval_s))
     about = about_machine() | {name: getattr(options, name) for name in ("streams", "tokens", "nodes", "duration_s")}

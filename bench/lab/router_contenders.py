@@ -1,5 +1,6 @@
 """Routers that are measured, each started before backends of its own kind."""
 
+import os
 import subprocess
 import sys
 import time
@@ -30,6 +31,7 @@ class Setting:
     duration_s: float
     folder: Path  # a directory of a model without weights, and the stamps
     peer_python: str | None
+    router_cpu: int | None = None  # which it has for itself
 
     @property
     def stamps(self) -> Path:
@@ -56,6 +58,8 @@ def running(contender: str, setting: Setting, interval_s: float) -> Iterator[tup
         else:
             command = _peer_command(contender, setting.peer_python, port, other_port, ports[0])
         with _process(command, stdout=subprocess.DEVNULL) as router:
+            if setting.router_cpu is not None:
+                os.sched_setaffinity(router.pid, {setting.router_cpu})
             url = f"http://127.0.0.1:{port}"
             _wait_for(f"{url}/ready?decode={len(ports)}" if is_ours else f"{url}/health", router)
             _wait_for(f"{url}/v1/chat/completions", router, _REQUEST)

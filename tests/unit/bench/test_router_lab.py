@@ -1,6 +1,7 @@
 """The load and the backends that the router is measured with."""
 
 import asyncio
+import os
 import time
 from itertools import repeat
 from pathlib import Path
@@ -47,11 +48,15 @@ def test_tokens_are_counted_however_the_network_cuts_them(size: int) -> None:
 @pytest.mark.parametrize("contender", [DIRECT, OURS])
 async def test_each_stream_gets_a_token_a_tick(tmp_path: Path, contender: str) -> None:
     began_s = time.monotonic()
-    setting = Setting(num_streams=6, num_tokens=20, num_groups=2, duration_s=1, folder=tmp_path, peer_python=None)
+    cpu = min(os.sched_getaffinity(0))
+    setting = Setting(
+        num_streams=6, num_tokens=20, num_groups=2, duration_s=1, folder=tmp_path, peer_python=None, router_cpu=cpu
+    )
     prepare(setting)
     manager = running(contender, setting, 0.01)
-    port, _ = await asyncio.to_thread(manager.__enter__)
+    port, pid = await asyncio.to_thread(manager.__enter__)
     try:
+        assert contender == DIRECT or os.sched_getaffinity(pid) == {cpu}
         async with asyncio.timeout(60), Streams(port, 6, 20, setting.stamps) as streams:
             load = streams.load
             while load.num_tokens < 300:
