@@ -2,8 +2,7 @@
 
 import random
 import socket
-from collections.abc import Iterator
-from itertools import islice
+from itertools import cycle, islice
 
 # Below the range from which the kernel takes the ports of outgoing connections, so none of those gets in between.
 _RANGE = range(20_000, 32_000)
@@ -14,13 +13,8 @@ class NoFreePort(Exception):
     pass
 
 
-def _in_random_order() -> Iterator[int]:
-    while True:
-        yield from random.sample(_RANGE, k=len(_RANGE))
-
-
 # Of this process: whoever was given a port has time to listen there before it is given to another.
-_next_ones = _in_random_order()
+_next_ones = cycle(random.sample(_RANGE, k=len(_RANGE)))
 
 
 def free_ports(count: int) -> tuple[int, ...]:
