@@ -6,13 +6,16 @@ _BINARY = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB":
 _UNITS = {**_BINARY, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
-def parse_bytes(text: str | int) -> int:
-    """`2GiB` -> 2147483648; `1.5 GB` -> 1500000000; plain numbers are bytes"""
-    if isinstance(text, int):
-        return text
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+_MOST_CPUS = 1 << 16  # no machine has as many
+
+
+def parse_bytes(given: object) -> int:
+    """`2GiB` -> 2147483648; `1.5 GB` -> 1500000000; plain numbers are bytes. A file of options may hold anything."""
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", given) if isinstance(given, str) else None
     if match is None or match[2].upper() not in _UNITS:
-        raise ValueError(f"an amount of memory is a number and a unit (B, KiB, MiB, GiB, KB, MB, GB), got {text!r}")
+        raise ValueError(f"an amount of memory is a number and a unit (B, KiB, MiB, GiB, KB, MB, GB), got {given!r}")
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
@@ -23,7 +26,10 @@ def parse_cpus(text: str) -> frozenset[int]:
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         if match is None:
             raise ValueError(f"CPUs are numbers and ranges (0,2-4), got {text!r}")
-        cpus.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last >= _MOST_CPUS:
+            raise ValueError(f"there is no CPU {last}")
+        cpus.update(range(first, last + 1))
     if not cpus:
         raise ValueError(f"no CPU in {text!r}")
     return frozenset(cpus)

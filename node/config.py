@@ -111,7 +111,7 @@ class NodeConfig(ServiceConfig):
         default=10.0, ge=0, description="priority: a waiting request gains one level in so many seconds; 0: never."
     )
     threads: int | None = Field(default=None, gt=0, description="Compute threads; default: one a CPU it may use.")
-    cpus: str = Field(default="", description="CPUs to stay on (0,2-4); default: all.")
+    cpus: str = Field(default="", coerce_numbers_to_str=True, description="CPUs to stay on (0,2-4); default: all.")
 
     def engine_options(self) -> dict[str, Any]:
         """Settings of the engine that only one kind of node has."""
@@ -121,6 +121,9 @@ class NodeConfig(ServiceConfig):
     def _says_what_is_long(self) -> Self:
         if self.max_long_partial_prefills and not self.long_prefill_token_threshold:
             raise ValueError("max_long_partial_prefills needs long_prefill_token_threshold: it says what is long")
+        if 0 < self.max_num_partial_prefills < self.max_long_partial_prefills:
+            most, long = self.max_num_partial_prefills, self.max_long_partial_prefills
+            raise ValueError(f"max_long_partial_prefills of {long} is more than max_num_partial_prefills of {most}")
         return self
 
     @field_validator("listen", "kv_listen", "join")

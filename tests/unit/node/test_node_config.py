@@ -9,6 +9,8 @@ from kvasir.node.build import build, connector_settings, engine_settings
 from kvasir.prefill_node.config import PrefillConfig
 from tests.unit.node.fakes import parts
 
+LONG_OF_TWO = ["--max-long-partial-prefills", "2"]
+
 
 @pytest.mark.parametrize(
     ("text", "amount"),
@@ -18,15 +20,15 @@ def test_amounts_of_memory(text: str | int, amount: int) -> None:
     assert parse_bytes(text) == amount
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "2 apples", "-1GiB", "1e9", "2GiBB"])
-def test_what_is_no_amount(text: str) -> None:
+@pytest.mark.parametrize("text", ["", "GiB", "2 apples", "-1GiB", "1e9", "2GiBB", 1.5, float("inf"), True, [1], None])
+def test_what_is_no_amount(text: object) -> None:
     with pytest.raises(ValueError, match="amount of memory"):
         parse_bytes(text)
 
 
 def test_cpus() -> None:
     assert parse_cpus("0,2-4") == {0, 2, 3, 4}
-    for bad in ("", "a", "1-", "3-2", "-1"):
+    for bad in ("", "a", "1-", "3-2", "-1", "0-99999999999"):
         with pytest.raises(ValueError, match="CPU"):
             parse_cpus(bad)
 
@@ -50,6 +52,17 @@ def test_the_environment_and_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert config.join == ["c:3"]
     monkeypatch.setenv("KVASIR_DECODE_JOIN", "a:1, b:2")
     assert DecodeConfig.load(["--config", str(path)]).join == ["a:1", "b:2"]
+    path.write_text("model: /from-file\ncpus: 0\n")
+    assert DecodeConfig.load(["--config", str(path)]).cpus == "0"
+
+
+@pytest.mark.parametrize("line", ["kv_cache_memory: 1.5", "swap_space: yes", "kv_quota: .inf", "cpus: 0.5"])
+def test_mistakes_in_the_file_are_explained(line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """YAML makes numbers and truths of some words: they came as a traceback, or passed for a byte."""
+    (tmp_path / "decode.yaml").write_text(f"model: /m\n{line}\n")
+    with pytest.raises(SystemExit):
+        DecodeConfig.load(["--config", str(tmp_path / "decode.yaml")])
+    assert capsys.readouterr().err.startswith(f"error: {line.partition(':')[0]}: ")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +77,11 @@ def test_the_environment_and_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path:
         (["--model", "/m", "--cpus", "x"], "CPUs"),
         (["--model", "/m", "--priority-aging-s", "inf"], "priority_aging_s: Input should be a finite number"),
         (["--model", "/m", "--max-num-partial-prefills", "-1"], "greater than or equal to 0"),
-        (["--model", "/m", "--max-long-partial-prefills", "2"], "needs long_prefill_token_threshold"),
+        (["--model", "/m", *LONG_OF_TWO], "needs long_prefill_token_threshold"),
+        (
+            ["--model=/m", "--long-prefill-token-threshold=9", "--max-num-partial-prefills=1", *LONG_OF_TWO],
+            "max_long_partial_prefills of 2 is more than max_num_partial_prefills of 1",
+        ),
         (["--model", "/m", "--swap-space", "1GiB"], "unknown option --swap-space"),
     ],
 )
