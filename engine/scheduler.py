@@ -23,8 +23,8 @@ class Scheduler(Queues):
     1. Requests with one token to compute (decode) come first, one token each, so that prompts never stall them.
     2. Then prompts that have begun, in chunks, then waiting ones; in the order of the queue, nobody overtakes. How many
        tokens that may be is bounded by the time that those who decode have for their next token.
-    3. A newcomer is admitted if there is a seat, and room for all of its tokens above the watermark, and if not too
-       many prompts have begun already. Where these are long ones, it may be passed by those that are not.
+    3. A newcomer is admitted if there is a seat, and room for all of its tokens above the watermark. A prompt, with a
+       seat or without, begins if not too many have begun already. A long one may be passed by those that are not.
     4. Out of blocks, one of the lowest priority gives way: the last come, or who gives his blocks for much less.
     So no request that holds blocks ever waits behind one that holds none.
     """
@@ -57,11 +57,15 @@ class Scheduler(Queues):
         if self.step_budget is not None:
             plan.budget = self.step_budget.num_prefill_tokens(len(plan.chunks), plan.budget)
         for request in prompts:
-            if request.phase is Phase.RUNNING:  # it may have given way to one before it
+            if request.phase is not Phase.RUNNING:  # it has given way to one before it
+                continue
+            if self._lets_others_pass(request, plan) or self._too_many_have_begun(request, plan):
+                plan.num_prompts -= 1
+            else:
                 self._schedule_running(request, plan)
         self._queue_may_move = False
         for request in tuple(self.waiting):
-            if self._lets_others_pass(request, plan):
+            if not request.awaits and self._lets_others_pass(request, plan):
                 continue
             if not self._admit(request, plan, now_s):
                 break
@@ -95,7 +99,7 @@ class Scheduler(Queues):
         """Give it its seat, its cached blocks, and what it needs for its next phase."""
         if not self._has_seat:
             return False
-        if not request.awaits and (plan.budget == 0 or self._too_many_have_begun(plan)):
+        if not request.awaits and (plan.budget == 0 or self._too_many_have_begun(request, plan)):
             return False
         while not self.tables.begin(request, self._num_spare_blocks(request)):
             if not self._take_back_from_drafts():
@@ -142,17 +146,19 @@ class Scheduler(Queues):
     def _lets_others_pass(self, request: Request, plan: OpenPlan) -> bool:
         """A long prompt, while as many of its kind as may have begun and are not done."""
         most = self.limits.max_long_partial_prefills
-        if not most or request.awaits or not self._is_long(request):
+        if not most or not self._is_long(request):
             return False
-        return sum(self._is_long(one) for one in self._partly_computed(plan)) >= most
+        return sum(self._is_long(one) for one in self._have_begun(request, plan)) >= most
 
-    def _too_many_have_begun(self, plan: OpenPlan) -> bool:
+    def _too_many_have_begun(self, request: Request, plan: OpenPlan) -> bool:
         most = self.limits.max_num_partial_prefills
-        return most > 0 and len(self._partly_computed(plan)) >= most
+        return most > 0 and len(self._have_begun(request, plan)) >= most
 
-    def _partly_computed(self, plan: OpenPlan) -> list[Request]:
-        """After this step."""
-        return [one for one in self.running if one.num_uncomputed_tokens > 1 and not plan.completes(one)]
+    def _have_begun(self, request: Request, plan: OpenPlan) -> list[Request]:
+        """Prompts that go before this one, and are not done after this step: all of those with a seat, where it has
+        none; else (what it awaited has come, but not all of its blocks) those before it in the order of the queue."""
+        begun = [one for one in self.running if one.num_uncomputed_tokens > 1 and not plan.completes(one)]
+        return begun if request.phase is Phase.WAITING else [one for one in begun if one.order < request.order]
 
     def _is_long(self, request: Request) -> bool:
         return request.num_tokens > (self.limits.long_prefill_token_threshold or request.num_tokens)

@@ -171,6 +171,26 @@ def test_long_prompts_are_passed_by_short_ones_while_enough_of_them_have_begun()
     assert all(len(request.output_token_ids) == 2 for request in longs)
 
 
+@pytest.mark.parametrize("limit", ["max_num_partial_prefills", "max_long_partial_prefills"])
+def test_so_it_is_with_prompts_that_have_their_seats_before_they_are_computed(limit: str) -> None:
+    """On a decode node all of them await the router's word; it was only those without a seat that were counted."""
+    engine = engine_with(long_prefill_token_threshold=4, **{limit: 2})
+    longs = [make_request(f"long{i}", [i] * 20, 2, awaits={"continue"}) for i in range(4)]
+    for request in longs:
+        engine.submit(request)
+    engine.submit(short := make_request("short", [9] * 4, 2, awaits={"continue"}))
+    engine.step()
+    assert engine.stats().num_loading == 5
+    for request in reversed((*longs, short)):
+        engine.continue_with(request.request_id, [])
+    short_ended = step_until(engine, short)
+    assert short_ended == 1 if limit == "max_long_partial_prefills" else short_ended > 5
+    finish(engine)
+    for plan in runner_of(engine).plans:
+        assert sum(chunk.request in longs and chunk.end < 20 for chunk in plan.chunks) <= 2
+    assert all(len(request.output_token_ids) == 2 for request in longs)
+
+
 def test_limits_that_make_no_sense() -> None:
     for name in ("max_num_partial_prefills", "priority_aging_s", "target_itl_s", "long_prefill_token_threshold"):
         with pytest.raises(ValueError, match=name):

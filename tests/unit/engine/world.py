@@ -152,9 +152,12 @@ class World:
                 self._check_cached(life.request)
 
     def _check_nobody_overtakes(self, plan: StepPlan, running: list[Request]) -> None:
-        """No newcomer is computed in a step in which one that held blocks, and still does, was not."""
+        """No newcomer is computed in a step in which one that held blocks, and still does, was not; but for long
+        prompts, where they are to be passed."""
         planned = {chunk.request.request_id for chunk in plan.chunks}
         left_out = [r for r in running if r.request_id not in planned and r.phase is Phase.RUNNING]
+        if self.limits.max_long_partial_prefills:
+            left_out = [r for r in left_out if r.num_tokens <= self.limits.long_prefill_token_threshold]
         newcomers = planned - {request.request_id for request in running}
         assert not (left_out and newcomers), f"{newcomers} overtook {left_out}"
 
