@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 
 from kvasir.common.errors import KVTransferError
+from kvasir.common.own_time import Limit
 from kvasir.kv_connector.base import BlockKey, Frame, KVBlock
 from kvasir.kv_connector.errors import BadFrame
 from kvasir.kv_connector.landing import Landing, ReceiverParts
 from kvasir.kv_connector.metrics import MissReason
-from kvasir.kv_connector.own_time import Limit
 from kvasir.kv_connector.pace import Pace, TooSlow
 from kvasir.kv_connector.sources import Source
 

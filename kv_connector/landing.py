@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kvasir.common.own_time import OwnTime
 from kvasir.engine.blocks import KVLayout
 from kvasir.kv_connector.base import BlockHeader, BlockKey, BlockMemory, Frame, KVBlock
 from kvasir.kv_connector.codec import decode_into, is_exact, is_loaded, load, stored_as
@@ -12,7 +13,6 @@ from kvasir.kv_connector.costs import Rates
 from kvasir.kv_connector.errors import BadFrame
 from kvasir.kv_connector.header import Expected, verify
 from kvasir.kv_connector.metrics import MissReason, TransferMetrics
-from kvasir.kv_connector.own_time import OwnTime
 from kvasir.kv_connector.settings import ConnectorSettings
 
 

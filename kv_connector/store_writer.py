@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from kvasir.common.errors import KVTransferError
+from kvasir.common.own_time import Limit, OwnTime
 from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.kv_connector.base import CODEC_NONE, Frame, KVBlock, StoreConnector, StoreKey
 from kvasir.kv_connector.encoder import Encoder
 from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.metrics import TransferMetrics
-from kvasir.kv_connector.own_time import Limit, OwnTime
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.store_guard import StoreGuard
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
+from kvasir.common.own_time import own_timeout
 from kvasir.node.session import Session, Sessions
 from kvasir.proto import common_pb2
 
@@ -61,7 +62,7 @@ async def _open(
     host: SessionHost, commands: AsyncIterator[Command], context: Context[Any, Any]
 ) -> tuple[Session, bool]:
     try:
-        async with asyncio.timeout(_OPEN_TIMEOUT_S):
+        async with own_timeout(_OPEN_TIMEOUT_S):
             first = await anext(commands, None)
     except TimeoutError:
         first = None

@@ -12,6 +12,8 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from contextlib import suppress
 from typing import IO
 
+from kvasir.common.own_time import own_timeout
+
 _START_TIMEOUT_S = 30.0
 _MAX_ANSWER_BYTES = 1 << 30
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "TZ")  # no keys and no secrets
@@ -36,7 +38,7 @@ class FramedProcess:
         )
         started = cls(process, b"")
         try:
-            async with asyncio.timeout(_START_TIMEOUT_S):
+            async with own_timeout(_START_TIMEOUT_S):
                 started.ready = await started._read()
         except BaseException:
             await started.end()

@@ -17,9 +17,9 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from kvasir.common.errors import KVTransferError
+from kvasir.common.own_time import Limit, OwnTime
 from kvasir.kv_connector.base import BlockKey, Frame, TransferId
 from kvasir.kv_connector.errors import OtherVersion
-from kvasir.kv_connector.own_time import Limit, OwnTime
 from kvasir.kv_connector.tcp import protocol
 from kvasir.kv_connector.tcp.loop_socket import LoopSocket
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from kvasir.common.errors import InvalidRequest, Overloaded
 from kvasir.common.grammar import Grammar
+from kvasir.common.own_time import own_timeout
 from kvasir.router.framed_process import FramedProcess
 
 log = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ class Worker:
         for _ in range(2):  # once again, for what ended the process may have been somebody else
             process = await self._running()
             try:
-                async with asyncio.timeout(self._timeout_s):
+                async with own_timeout(self._timeout_s):
                     asked = json.dumps({"kind": grammar.kind, "source": grammar.source}).encode()
                     answer = json.loads(await process.ask(asked))
                 return Verdict(Grammar(grammar.kind, answer.get("source", grammar.source)), answer.get("error"))

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from kvasir.common.errors import InvalidRequest, Overloaded
+from kvasir.common.own_time import own_timeout
 from kvasir.router.framed_process import FramedProcess
 from kvasir.router.openai.errors import HttpError
 from kvasir.router.openai.models import Body
@@ -97,7 +98,7 @@ class Bodies:
     async def _asked(self, head: bytes, data: bytes) -> bytes:
         process = await self._running()
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
+            async with own_timeout(_TIMEOUT_S):
                 return await process.ask(head, data)
         except (TimeoutError, EOFError, OSError):
             await self.close()

@@ -17,22 +17,21 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import redis.asyncio
 from google.protobuf.message import DecodeError
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from kvasir.common.logging import Sparse
+from kvasir.common.own_time import own_timeout
 from kvasir.proto import workers_pb2 as pb
 from kvasir.router.batches import Batches
 from kvasir.router.openai.errors import StoreUnavailable
 from kvasir.router.openai.stream_notes import StreamLog, StreamOrigin, TakenStream, line_of
+from kvasir.router.redis_client import redis_client
 from kvasir.router.types import RoutedRequest, TokenDelta
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT_S = 1.0
+_TIMEOUT_S = 2.0
 _LOOK_AGAIN_S = 1.0
 
 # Each may be sent twice: a connection breaks after the server has acted, too.
@@ -87,10 +86,7 @@ class RedisNotes:
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         """ValueError for a URL that is none."""
-        retry = Retry(NoBackoff(), 1)
-        self._redis = redis.asyncio.from_url(
-            url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, retry=retry
-        )
+        self._redis = redis_client(url)
         self._max_life_s = max_life_s
         self._max_grace_s = max_grace_s
         self._max_bytes = max_bytes
@@ -156,7 +152,8 @@ class RedisNotes:
             async with self._redis.pipeline(transaction=False) as pipe:
                 for call in calls:
                     pipe.eval(call.script, 1, call.key, *call.arguments)
-                answers = await pipe.execute(raise_on_error=False)
+                async with own_timeout(_TIMEOUT_S):
+                    answers = await pipe.execute(raise_on_error=False)
         except Exception as error:  # whatever it is: no stream waits for it
             if not isinstance(error, RedisError | OSError):
                 log.exception("the Redis that streams are noted in cannot be asked")
@@ -169,7 +166,8 @@ class RedisNotes:
         while True:
             await asyncio.sleep(_LOOK_AGAIN_S)
             with suppress(Exception):  # whatever it is, it may be better the next time
-                await self._redis.ping()
+                async with own_timeout(_TIMEOUT_S):
+                    await self._redis.ping()
                 self._until_up = None
                 return
 

@@ -7,10 +7,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import redis.asyncio
 from redis.exceptions import RedisError
 
 from kvasir.common.logging import Sparse
+from kvasir.common.own_time import own_timeout
+from kvasir.router.redis_client import redis_client
 from kvasir.router.tenants.budgets import Balance, Budget, balance
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ return 1
 
 class RedisBudgets:
     def __init__(self, url: str, prefix: str = "kvasir", on_failure: Callable[[], None] = lambda: None) -> None:
-        self._client = redis.asyncio.from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S)
+        self._client = redis_client(url)
         self._prefix = prefix
         self._on_failure = on_failure
         self._sparse = Sparse()
@@ -63,7 +64,8 @@ class RedisBudgets:
 
     async def leave(self, name: str, member: str) -> None:
         try:
-            await self._client.zrem(f"{self._prefix}:room:{name}", member)
+            async with own_timeout(_TIMEOUT_S):
+                await self._client.zrem(f"{self._prefix}:room:{name}", member)
         except (RedisError, OSError) as error:
             self._failed(error)
 
@@ -73,7 +75,8 @@ class RedisBudgets:
     async def _ask(self, script: Any, name: str, *arguments: float | str) -> Any:
         """None if the server does not answer."""
         try:
-            return await script(keys=[f"{self._prefix}:{name}"], args=arguments)
+            async with own_timeout(_TIMEOUT_S):
+                return await script(keys=[f"{self._prefix}:{name}"], args=arguments)
         except (RedisError, OSError) as error:
             self._failed(error)
             return None

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kvasir.common.errors import InvalidRequest, Overloaded
+from kvasir.common.own_time import own_timeout
 from kvasir.router.framed_process import FramedProcess
 from kvasir.router.text.chat_template import ChatTemplate, Message
 
@@ -45,7 +46,7 @@ class ChatRenderer:
             return own.render(messages, **options)
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with own_timeout(self._timeout_s):
                 return await loop.run_in_executor(self._threads, lambda: own.render(messages, **options))
         except TimeoutError:
             raise _too_slow("messages", self._timeout_s) from None
@@ -92,7 +93,7 @@ async def _in_a_process(work: bytes, timeout_s: float) -> dict[str, Any]:
     """A new one each time: what one stranger's template does to it is no other's concern."""
     process: FramedProcess | None = None
     try:
-        async with asyncio.timeout(timeout_s):
+        async with own_timeout(timeout_s):
             process = await FramedProcess.start("kvasir.router.text.render_process")
             answer: dict[str, Any] = json.loads(await process.ask(work))
             return answer

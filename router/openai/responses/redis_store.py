@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from kvasir.common.own_time import own_timeout
 from kvasir.router.openai.errors import StoreUnavailable
 from kvasir.router.openai.responses.store import StoredResponse
+from kvasir.router.redis_client import redis_client
 
 _TIMEOUT_S = 2.0
 T = TypeVar("T")
@@ -17,9 +18,7 @@ T = TypeVar("T")
 class RedisResponseStore:
     def __init__(self, url: str, *, ttl_s: float) -> None:
         self._ttl_ms = max(1, round(ttl_s * 1000))
-        self._redis = Redis.from_url(
-            url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, health_check_interval=30
-        )
+        self._redis = redis_client(url)
 
     async def get(self, owner: str, response_id: str) -> StoredResponse | None:
         data = await self._answer(self._redis.get(_key(owner, response_id)))
@@ -43,7 +42,7 @@ class RedisResponseStore:
 
     async def _answer(self, command: Awaitable[T]) -> T:
         """Comes to its end also when nobody waits for it any more: a reply left unread would be the next one's."""
-        task = asyncio.ensure_future(command)
+        task = asyncio.create_task(_in_time(command))
         try:
             return await asyncio.shield(task)
         except (RedisError, OSError, TimeoutError) as error:
@@ -51,6 +50,11 @@ class RedisResponseStore:
         except asyncio.CancelledError:
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             raise
+
+
+async def _in_time(command: Awaitable[T]) -> T:
+    async with own_timeout(_TIMEOUT_S):
+        return await command
 
 
 def _key(owner: str, response_id: str) -> str:

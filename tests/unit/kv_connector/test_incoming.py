@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvasir.common.errors import KVTransferError
+from kvasir.common.own_time import OwnTime
 from kvasir.engine.blocks import BlockId
 from kvasir.kv_connector.base import BlockHeader, BlockKey, Frame, KVBlock
 from kvasir.kv_connector.costs import ComputeCost, CostRule, Rates
@@ -15,7 +16,6 @@ from kvasir.kv_connector.header import checksum_of, pack
 from kvasir.kv_connector.incoming import IncomingTransfer
 from kvasir.kv_connector.landing import ReceiverParts
 from kvasir.kv_connector.metrics import MissReason, TransferMetrics
-from kvasir.kv_connector.own_time import OwnTime
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.sources import LandBlock
 from kvasir.kv_connector.testing import IDENTITY, SMALL, ArrayMemory, random_keys, until

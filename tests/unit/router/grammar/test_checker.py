@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,18 @@ async def test_good_grammars_pass_as_they_are(checker: GrammarChecker) -> None:
         Grammar("lark", 'start: "a" B\nB: /[0-9]+/'),
     ):
         assert await checker.check(grammar, "response_format") == grammar
+
+
+async def test_a_grammar_is_not_refused_for_a_stall_of_our_own(tokenizer_path: Path) -> None:
+    """Its compiler had been done in time, while nobody was there to take the answer."""
+    checker = GrammarChecker(tokenizer_path, num_workers=1, timeout_s=1.0)
+    await checker.check(json_object_grammar(), "response_format")  # the process is up
+    checking = asyncio.create_task(checker.check(json_schema_grammar({}), "response_format"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    time.sleep(1.3)  # noqa: ASYNC251  (on purpose)
+    await checking
+    await checker.close()
 
 
 async def test_gbnf_is_translated(checker: GrammarChecker) -> None:

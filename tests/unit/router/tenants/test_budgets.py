@@ -1,6 +1,9 @@
 """The same in memory and in a real Redis."""
 
 import asyncio
+import os
+import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -85,3 +88,37 @@ async def test_a_redis_that_is_away_limits_nobody() -> None:
     await budgets.leave("a", "one")
     await budgets.close()
     assert len(failures) == 4
+
+
+async def test_a_redis_that_stands_still_limits_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_budgets, "_TIMEOUT_S", 0.2)
+    failures: list[None] = []
+    with RedisServer() as server:
+        budgets = RedisBudgets(server.url, on_failure=lambda: failures.append(None))
+        os.kill(server.pid, signal.SIGSTOP)
+        async with asyncio.timeout(60):
+            assert (await budgets.take("a", NEVER_FILLS, 1)).is_allowed
+            await budgets.charge("a", NEVER_FILLS, 1)
+            assert await budgets.enter("a", "one", 1, 60)
+            await budgets.leave("a", "one")
+        os.kill(server.pid, signal.SIGCONT)
+        await budgets.close()
+    assert len(failures) == 4
+
+
+async def test_a_redis_is_not_blamed_for_a_stall_of_our_own(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer lay there when the second had passed, which we had spent on something else."""
+    monkeypatch.setattr(redis_budgets, "_TIMEOUT_S", 1.0)
+    failures: list[None] = []
+    budgets = RedisBudgets(server.url, "stall", on_failure=lambda: failures.append(None))
+    await budgets.take("a", NEVER_FILLS, 1)
+    os.kill(server.pid, signal.SIGSTOP)
+    taking = asyncio.create_task(budgets.take("a", NEVER_FILLS, 1))
+    await asyncio.sleep(0.05)  # it has asked
+    os.kill(server.pid, signal.SIGCONT)
+    time.sleep(1.3)  # noqa: ASYNC251  (on purpose)
+    assert (await taking).left == pytest.approx(8)
+    assert not failures
+    await budgets.close()

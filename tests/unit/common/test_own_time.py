@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from kvasir.kv_connector.own_time import Limit, OwnTime
+from kvasir.common.own_time import Limit, OwnTime
 
 
 class Clock:

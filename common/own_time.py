@@ -1,11 +1,12 @@
 """A clock that counts only the time in which this process could work.
 
 It stands still while the process is stopped, while its event loop is blocked, and while it waits for something that it
-needs to take blocks in, such as a codec. Peers and stores are not to blame for that time, so their speed is measured
-and their deadlines are kept by this clock.
+needs to take blocks in, such as a codec. Peers, stores and helping processes are not to blame for that time, so their
+speed is measured and their deadlines are kept by this clock.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -101,3 +102,9 @@ class Limit:
             self._timeout.reschedule(loop.time())
         else:
             self._next_look = loop.call_later(min(left_s, _LOOK_S), self._look)
+
+
+def own_timeout(seconds: float) -> Limit:
+    """As `asyncio.timeout`, by a clock of its own."""
+    clock = OwnTime(time.monotonic)
+    return Limit(clock, clock() + seconds)
