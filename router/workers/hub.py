@@ -95,8 +95,10 @@ class Hub(workers_pb2_grpc.WorkersHubServiceServicer):
     async def Gather(self, request: pb.GatherRequest, context: Any) -> pb.GatherResponse:
         workers = [worker for worker in self._workers if worker.is_up]
         contents = await asyncio.gather(*(worker.tell(request.topic, request.argument) for worker in workers))
-        if request.topic == pb.TOPIC_READY and None in contents:  # clients would wait for it
-            contents.append(b"a worker does not answer")
+        if request.topic == pb.TOPIC_READY:
+            silent = [worker for worker, content in zip(workers, contents, strict=True) if content is None]
+            if not all(await asyncio.gather(*(worker.ends_soon() for worker in silent))):  # clients would wait for it
+                contents.append(b"a worker does not answer")
         return pb.GatherResponse(contents=[content for content in contents if content is not None])
 
     async def TotalMetrics(self, request: pb.TotalMetricsRequest, context: Any) -> pb.TotalMetricsResponse:

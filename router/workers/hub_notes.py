@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import grpc.aio
-
 from kvasir.common.logging import Sparse
 from kvasir.proto import workers_pb2 as pb
 from kvasir.router.batches import Batches
 from kvasir.router.openai.stream_notes import StreamLog, StreamOrigin, TakenStream, line_of
 from kvasir.router.types import RoutedRequest, TokenDelta
+from kvasir.router.workers.places import NoAnswer, answer_of
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +40,8 @@ class HubNotes:
         """If there is none for us: whether a worker has it."""
         request = pb.TakeStreamRequest(worker=self._worker, owner=owner, response_id=response_id, endpoint=endpoint)
         try:
-            answer = await self._hub.TakeStream(request, timeout=_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
+            answer = await answer_of(self._hub.TakeStream, request, _TIMEOUT_S)
+        except NoAnswer as error:
             self._failed(error)
             return False
         if not answer.HasField("head"):
@@ -58,15 +57,14 @@ class HubNotes:
     async def _send(self, notes: Sequence[pb.StreamNote]) -> list[None]:
         try:
             request = pb.NoteStreamsRequest(worker=self._worker, notes=notes)
-            await self._hub.NoteStreams(request, timeout=_TIMEOUT_S)
+            await answer_of(self._hub.NoteStreams, request, _TIMEOUT_S)
         except Exception as error:  # whatever it is: no stream waits for it
             self._failed(error)
         return [None] * len(notes)
 
     def _failed(self, error: Exception) -> None:
         if self._sparse.allows("failed"):
-            why = error.code().name if isinstance(error, grpc.aio.AioRpcError) else repr(error)
-            log.warning("streams are not noted while the parent does not answer: %s", why)
+            log.warning("streams are not noted while the parent does not answer: %r", error)
 
 
 class HubStreamLog:

@@ -38,6 +38,7 @@ _SILENT_FOR_S = 30.0  # a worker that says nothing for so long is killed
 _KILL_AFTER_S = 10.0  # the grace time is over, and a worker is still there
 _LONG_ENOUGH_S = 60.0  # a worker that lived so long is started again at once
 _LONGEST_DELAY_S = 30.0
+_KNOWS_NODES_WITHIN_S = 5.0
 
 
 async def serve_workers(config: RouterConfig) -> int:
@@ -146,13 +147,16 @@ class Crew:
             self.send(signal.SIGKILL)
             await asyncio.gather(*ending)
 
-    async def _start(self, worker: WorkerProcess) -> bool:
+    async def _start(self, worker: WorkerProcess, *, takes_over: bool = False) -> bool:
+        """False if it ends before it is up. While others serve (`takes_over`), it is given no connection before it
+        knows the nodes that they know, or has had the time to."""
         await worker.start()
         if not await worker.wait_until_up():
             return False
-        await self._roster.introduce(worker)
-        worker.is_up = True
-        return True
+        if await self._roster.introduce(worker) and takes_over:
+            await worker.wait_until_ready(_KNOWS_NODES_WITHIN_S)
+        worker.is_up = worker.is_running
+        return worker.is_up
 
     async def _keep(self, worker: WorkerProcess) -> None:
         num_deaths = 0
@@ -165,7 +169,7 @@ class Crew:
             log.error("worker %d ended (status %d); starting it again in %g s", worker.number, status, delay_s)
             await asyncio.sleep(delay_s)
             try:
-                if await self._start(worker):
+                if await self._start(worker, takes_over=True):
                     log.info("worker %d is up again", worker.number)
             except OSError as error:
                 log.error("cannot start worker %d: %s", worker.number, error)

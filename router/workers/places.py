@@ -8,6 +8,7 @@ from typing import Any
 import grpc.aio
 
 from kvasir.common.grpc_options import client_options, server_options
+from kvasir.common.own_time import own_timeout
 from kvasir.proto import registry_pb2_grpc, workers_pb2_grpc
 
 _MAX_MESSAGE_BYTES = (1 << 31) - 1  # they trust each other; what is stored of a response has bounds of its own
@@ -45,3 +46,20 @@ def worker_stub(channel: grpc.aio.Channel) -> Any:
 
 def registry_stub(channel: grpc.aio.Channel) -> Any:
     return registry_pb2_grpc.RegistryServiceStub(channel)  # type: ignore[no-untyped-call]
+
+
+class NoAnswer(Exception):
+    pass
+
+
+async def answer_of(method: Any, request: Any, within_s: float) -> Any:
+    """By own time: a stall of ours is no silence of the other's. Raises NoAnswer."""
+    try:
+        async with own_timeout(within_s):
+            return await method(request)
+    except TimeoutError:
+        raise NoAnswer(f"nothing came within {within_s:g} s") from None
+    except grpc.aio.AioRpcError as error:
+        raise NoAnswer(error.code().name) from error
+    except grpc.aio.UsageError as error:  # the channel has been closed
+        raise NoAnswer(str(error)) from error

@@ -13,11 +13,13 @@ from typing import Any
 
 import grpc.aio
 
+from kvasir.common.own_time import own_timeout
 from kvasir.proto import registry_pb2, workers_pb2
 from kvasir.router.workers.door import hand_over
-from kvasir.router.workers.places import Places, channel_to, registry_stub, worker_stub
+from kvasir.router.workers.places import NoAnswer, Places, answer_of, channel_to, registry_stub, worker_stub
 
 _TELL_WITHIN_S = 2.0
+_ENDS_WITHIN_S = 1.0  # a process that is dying closes its connections a little before it is dead
 _NOT_FOR_WORKERS = ("KVASIR_ROUTER_", "KVASIR_CONFIG")  # they are told everything by us
 
 
@@ -54,14 +56,34 @@ class WorkerProcess:
             await self._process.stdin.wait_closed()
         self._channel = channel_to(self._places.worker(self.number))
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
     async def wait_until_up(self) -> bool:
         """False if it ended first."""
-        assert self._process is not None, "it has been started"
-        while self._process.returncode is None:
+        while self.is_running:
             if await self.tell(workers_pb2.TOPIC_LOAD) is not None:
                 return True
             await asyncio.sleep(0.05)
         return False
+
+    async def wait_until_ready(self, at_most_s: float) -> None:
+        """Or until it has ended."""
+        with suppress(TimeoutError):
+            async with own_timeout(at_most_s):
+                while self.is_running:
+                    if await self.tell(workers_pb2.TOPIC_READY, "0 0") == b"":
+                        return
+                    await asyncio.sleep(0.05)
+
+    async def ends_soon(self) -> bool:
+        """It has closed its connections: is it dead?"""
+        assert self._process is not None, "it has been started"
+        with suppress(TimeoutError):
+            async with own_timeout(_ENDS_WITHIN_S):
+                await self._process.wait()
+        return not self.is_running
 
     async def wait(self) -> int:
         """Its exit status; nothing of it is left then."""
@@ -75,7 +97,7 @@ class WorkerProcess:
         return status
 
     def send(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None and self.is_running:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
@@ -101,8 +123,8 @@ class WorkerProcess:
 
     async def _ask(self, method: Any, request: Any) -> Any:
         """None if it does not answer."""
-        with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):
-            return await method(request, timeout=_TELL_WITHIN_S)
+        with suppress(NoAnswer):
+            return await answer_of(method, request, _TELL_WITHIN_S)
         return None
 
     def _open_channel(self) -> grpc.aio.Channel:

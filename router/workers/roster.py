@@ -54,9 +54,11 @@ class Roster(registry_pb2_grpc.RegistryServiceServicer):
         await asyncio.gather(*(worker.withdraw(request) for worker in self._workers if worker.is_up))
         return registry_pb2.WithdrawResponse()
 
-    async def introduce(self, worker: WorkerProcess) -> None:
-        """To one that has just come."""
-        await asyncio.gather(*(worker.announce(member.request) for member in self._present()))
+    async def introduce(self, worker: WorkerProcess) -> bool:
+        """To one that has just come. False if nobody is there."""
+        members = self._present()
+        await asyncio.gather(*(worker.announce(member.request) for member in members))
+        return bool(members)
 
     def ask_forever(self, address: str, role: Role) -> None:
         """A node of the static list."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations  # grpc's classes are generic in their stubs alone
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from functools import partial
@@ -12,6 +11,7 @@ import grpc.aio
 import orjson
 
 from kvasir.common.logging import Sparse
+from kvasir.common.own_time import own_timeout
 from kvasir.proto import workers_pb2 as pb
 from kvasir.router.assembly import Alone
 from kvasir.router.config import RouterConfig
@@ -24,7 +24,7 @@ from kvasir.router.openai.stream_notes import Notes
 from kvasir.router.overview import Overview, OwnOverview, Picture
 from kvasir.router.tenants.budgets import Balance, Budget, Budgets
 from kvasir.router.workers.hub_notes import HubNotes
-from kvasir.router.workers.places import Places, channel_to, worker_stub
+from kvasir.router.workers.places import NoAnswer, Places, answer_of, channel_to, worker_stub
 
 log = logging.getLogger(__name__)
 
@@ -95,10 +95,10 @@ class HubBudgets:
     async def _ask(self, method: Any, request: Any) -> Any:
         """None if the parent does not answer."""
         try:
-            return await method(request, timeout=_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
+            return await answer_of(method, request, _TIMEOUT_S)
+        except NoAnswer as error:
             if self._sparse.allows("failed"):
-                log.warning("limits are not kept while the parent does not answer: %s", error.code().name)
+                log.warning("limits are not kept while the parent does not answer: %s", error)
             return None
 
 
@@ -124,9 +124,9 @@ class HubResponseStore:
 
     async def _ask(self, method: Any, request: Any) -> Any:
         try:
-            return await method(request, timeout=_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise StoreUnavailable(f"the store of responses does not answer: {error.code().name}") from error
+            return await answer_of(method, request, _TIMEOUT_S)
+        except NoAnswer as error:
+            raise StoreUnavailable(f"the store of responses does not answer: {error}") from error
 
 
 async def _resumed_at(place: str, owner: str, last_event_id: str) -> EventStream | None:
@@ -142,7 +142,7 @@ async def _resumed_at(place: str, owner: str, last_event_id: str) -> EventStream
             yield message.event
 
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
+        async with own_timeout(_TIMEOUT_S):
             is_there = await call.read() is not grpc.aio.EOF  # type: ignore[attr-defined]
     except (grpc.aio.AioRpcError, TimeoutError):
         is_there = False
@@ -174,8 +174,8 @@ class WholeOverview:
 
     async def metrics(self) -> bytes:
         try:
-            answer = await self._hub.TotalMetrics(pb.TotalMetricsRequest(), timeout=_TIMEOUT_S)
-        except grpc.aio.AioRpcError:
+            answer = await answer_of(self._hub.TotalMetrics, pb.TotalMetricsRequest(), _TIMEOUT_S)
+        except NoAnswer:
             return await self._own.metrics()
         return bytes(answer.content)
 
@@ -186,8 +186,8 @@ class WholeOverview:
     async def _gather(self, topic: pb.Topic.ValueType, argument: str = "") -> list[bytes]:
         try:
             request = pb.GatherRequest(topic=topic, argument=argument)
-            return list((await self._hub.Gather(request, timeout=_TIMEOUT_S)).contents)
-        except grpc.aio.AioRpcError:
+            return list((await answer_of(self._hub.Gather, request, _TIMEOUT_S)).contents)
+        except NoAnswer:
             return []
 
 

@@ -31,9 +31,13 @@ class Talking(WorkerProcess):
     """`says` is what it answers; None: it does not."""
 
     says: bytes | None = b""
+    is_dying = False
 
     async def tell(self, topic: pb.Topic.ValueType, argument: str = "") -> bytes | None:
         return self.says
+
+    async def ends_soon(self) -> bool:
+        return self.is_dying
 
 
 async def why_not_ready(hub: Hub) -> list[bytes]:
@@ -48,6 +52,8 @@ async def test_a_router_is_not_ready_while_one_of_its_workers_does_not_answer() 
     assert await why_not_ready(hub) == []
     other.says = None
     assert await why_not_ready(hub) == [b"a worker does not answer"]
+    other.is_dying = True
+    assert await why_not_ready(hub) == [], "the others serve; it will be given nothing"
     other.is_up = False  # it has died: nobody is handed to it
     assert await why_not_ready(hub) == []
     other.is_up, other.says = True, b"no decode node is here"

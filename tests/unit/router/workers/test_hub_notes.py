@@ -12,7 +12,7 @@ class FailingHub:
     def __init__(self) -> None:
         self.calls: list[pb.NoteStreamsRequest] = []
 
-    async def NoteStreams(self, request: pb.NoteStreamsRequest, timeout: float) -> pb.NoteStreamsResponse:
+    async def NoteStreams(self, request: pb.NoteStreamsRequest) -> pb.NoteStreamsResponse:
         self.calls.append(request)
         if len(self.calls) == 1:
             raise RuntimeError("the channel is closed")

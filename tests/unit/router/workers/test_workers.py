@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -211,6 +212,27 @@ async def test_a_worker_that_dies_is_replaced_and_takes_nothing_with_it_that_is_
     for task in reading:
         task.cancel()
     await asyncio.gather(*reading, return_exceptions=True)
+
+
+async def test_who_comes_while_a_worker_is_replaced_is_served(workers: Workers) -> None:
+    """By the others, until the new one knows the nodes; and the router stays ready."""
+    dead = workers.pids[0]
+    os.kill(dead, signal.SIGKILL)
+    statuses, is_replaced = set(), False
+    while not is_replaced:
+        is_replaced = dead not in workers.pids and await _are_both_up(workers)
+        for asked in (workers.complete("b"), workers.ask("GET", "/ready")):
+            with suppress(httpx.TransportError):  # it was handed to the dead one
+                statuses.add((await asked).status_code)
+    for _ in range(2):
+        statuses.add((await workers.complete("b")).status_code)
+    assert statuses == {200}
+
+
+async def _are_both_up(workers: Workers) -> bool:
+    with suppress(httpx.TransportError):
+        return await workers.metric("kvasir:router_processes") == 2
+    return False
 
 
 async def _has_a_place(workers: Workers) -> bool:
