@@ -27,14 +27,25 @@ class ChoicesAnswer:
     written once, as the shape would write it.
     """
 
-    __slots__ = ("_envelope", "_frames", "_has_begun", "_is_text_alone", "_opened", "_shape", "_tells_usage", "_usage")
+    __slots__ = (
+        "_envelope",
+        "_frames",
+        "_has_begun",
+        "_is_text_alone",
+        "_opened",
+        "_shape",
+        "_tells_usage",
+        "_usage",
+        "_usages",
+    )
 
     num_openings = 0
 
     def __init__(self, envelope: Envelope, shape: Shape) -> None:
         self._envelope = envelope
         self._shape = shape
-        self._usage = Usage(envelope)
+        self._usage = Usage(sum(envelope.prompt_lengths))
+        self._usages: dict[int, Usage] = {}  # by choice
         self._tells_usage = envelope.include_usage  # in a stream
         self._opened: set[int] = set()
         self._frames: dict[int, _Frame] = {}  # by choice
@@ -89,6 +100,8 @@ class ChoicesAnswer:
             openings = self._shape.openings(delta)
             self._opened |= {delta.index, *(opening["index"] for opening in openings)}
             events += map(self._chunk, openings)
+        if self._envelope.continuous_usage:
+            self._usage_of(delta.index).add(delta)
         if piece := self._shape.piece(delta):
             events.append(self._chunk(piece))
             if self._is_text_alone and frame is None:
@@ -100,11 +113,18 @@ class ChoicesAnswer:
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         content = self._envelope.around(self._shape.chunk_object, [choice])
         if self._tells_usage:
-            content["usage"] = self._usage.as_dict() if self._envelope.continuous_usage else None
+            content["usage"] = self._usage_of(choice["index"]).as_dict() if self._envelope.continuous_usage else None
         if not self._has_begun:
             self._has_begun = True
             content |= self._shape.extra
         return event(content)
+
+    def _usage_of(self, index: int) -> Usage:
+        """A choice's own, as it is told all along, beside its prompt's tokens; that of all is told at the end."""
+        if index not in self._usages:
+            envelope = self._envelope
+            self._usages[index] = Usage(envelope.prompt_lengths[index // envelope.num_choices])
+        return self._usages[index]
 
     def _frame(self, index: int) -> _Frame:
         """Of the choice's chunks; `_chunk` has been called before."""

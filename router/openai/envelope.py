@@ -59,8 +59,8 @@ class Envelope:
 class Usage:
     __slots__ = ("_num_cached_tokens", "_num_completion_tokens", "_num_prompt_tokens", "_num_reasoning_tokens")
 
-    def __init__(self, envelope: Envelope) -> None:
-        self._num_prompt_tokens = sum(envelope.prompt_lengths)
+    def __init__(self, num_prompt_tokens: int) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
         self._num_completion_tokens = 0
         self._num_reasoning_tokens = 0
         self._num_cached_tokens = 0

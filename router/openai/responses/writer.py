@@ -23,7 +23,7 @@ class ResponseWriter:
         self._id = envelope.response_id
         self._body = body
         self._tokenizer = tokenizer
-        self._usage = Usage(envelope)
+        self._usage = Usage(sum(envelope.prompt_lengths))
         self._num_events = 0
         self._open: OutputItem | None = None
         self._pending: list[PositionLogprobs] = []  # of tokens whose text has not been seen yet

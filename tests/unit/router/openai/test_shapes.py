@@ -154,6 +154,25 @@ async def test_usage_may_be_had_all_along(router: Router) -> None:
     assert (counts[0], counts[-1]) == (1, NUM_TOKENS)
 
 
+async def test_usage_all_along_is_each_choices_own_and_at_the_end_that_of_all(router: Router) -> None:
+    """As vLLM tells it. A chunk said what all choices had together, and with which of their prompts."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    prompts = {"a": 2, "bbb": 4}  # tokens: one stands in front
+    body = {"prompt": [*prompts], "n": 2, "stream": True, "max_tokens": 50, "stream_options": options}
+    *chunks, last = events(await router.complete(**body))
+    for index in range(4):
+        told = [chunk["usage"] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        counts = [usage["completion_tokens"] for usage in told]
+        assert counts == sorted(counts)
+        assert (counts[0], counts[-1]) == (1, NUM_TOKENS)
+        assert {usage["prompt_tokens"] for usage in told} == {[*prompts.values()][index // 2]}
+        assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in told)
+    assert last["usage"]["completion_tokens"] == 4 * NUM_TOKENS
+    assert last["usage"]["prompt_tokens"] == sum(prompts.values())
+    opening = events(await router.chat(stream=True, max_tokens=50, stream_options=options))[0]
+    assert opening["usage"]["completion_tokens"] == 0, "a role is no token"
+
+
 async def test_the_limit_is_a_finish_reason_and_the_default_is_16() -> None:
     async with running_router(saying("a" * 100)) as router:
         [choice] = (await router.complete()).json()["choices"]
