@@ -30,6 +30,8 @@ _INT32_MAX = 2**31 - 1
 WHOLE = BeforeValidator(whole)  # behind an integer's bounds
 TokenIds = list[Annotated[int, Field(ge=0, le=_INT32_MAX), WHOLE]]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+_MOST_BIAS = 100
+Bias = Annotated[Finite, Field(ge=-_MOST_BIAS, le=_MOST_BIAS)]
 MAX_CHOICES = 128  # in one request, over all its prompts
 MAX_TOOLS = 512
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.\-]{1,128}$")]
@@ -37,6 +39,15 @@ ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.\-]{1,128}$")]
 
 class Body(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", protected_namespaces=())
+
+
+def to_its_first_fault(biases: Any) -> Any:
+    """Of a dict with a fault, nothing but that: it has no `fail_fast`."""
+    if isinstance(biases, dict):
+        for token, bias in biases.items():
+            if type(bias) not in (int, float) or not -_MOST_BIAS <= bias <= _MOST_BIAS:
+                return {token: bias}
+    return biases
 
 
 def one_of(shapes: str) -> WrapValidator:
@@ -76,7 +87,7 @@ class GenerationBody(Body):
     presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[Finite, Field(ge=0.01, le=100)] | None = None
-    logit_bias: Annotated[dict[str, Annotated[Finite, Field(ge=-100, le=100)]], Field(max_length=20_000)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=20_000), BeforeValidator(to_its_first_fault)] | None = None
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1, max_length=300_000, fail_fast=True)] | None = None
     bad_words: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=1000, fail_fast=True)] | None = (
         None

@@ -1,15 +1,20 @@
 """What a client may send to /v1/responses."""
 
+from itertools import islice
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from kvasir.router.openai.field_schemas import Nothing, ResponseInput
 from kvasir.router.openai.models import MAX_TOOLS, WHOLE, Body, GenerationBody, ToolName, one_of
 
 _INT32_MAX = 2**31 - 1
+_MOST_METADATA = 16
 Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=_MOST_METADATA),
+    # One too many is as wrong as all of them, which would be looked through first.
+    BeforeValidator(lambda data: dict(islice(data.items(), _MOST_METADATA + 1)) if isinstance(data, dict) else data),
 ]
 
 # Only logprobs can be had; the others are of tools that are not here, or are there in any case.

@@ -59,6 +59,7 @@ def test_of_many_faults_only_the_first_is_looked_for() -> None:
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{}] * 500}
     for kind in (ChatBody, CompletionBody, ResponsesBody, DetokenizeBody):
         bad = [{name: [{}] * 2000 for name in kind.model_fields}, calls, {"tool_choice": choice}]
+        bad.append({name: {str(key): {} for key in range(2000)} for name in kind.model_fields})
         for fields in bad:
             with pytest.raises(ValidationError) as raised:
                 kind.model_validate(fields)
