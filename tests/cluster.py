@@ -17,6 +17,7 @@ from typing import Self
 import httpx
 import openai
 
+from tests.plain_http import NO_TLS
 from tests.ports import held_port
 from tests.service import REPO, Service
 from tests.valkey import RedisServer
@@ -138,7 +139,8 @@ class Cluster:
         raise AssertionError(f"not ready within {timeout_s:.0f} s\n{logs}")
 
     def client(self, **options: object) -> openai.OpenAI:
-        defaults: dict[str, object] = {"max_retries": 0, "timeout": 120, "api_key": "none"}
+        http = openai.DefaultHttpxClient(verify=NO_TLS)
+        defaults: dict[str, object] = {"max_retries": 0, "timeout": 120, "api_key": "none", "http_client": http}
         client = openai.OpenAI(base_url=f"{self.url}/v1", **{**defaults, **options})  # type: ignore[arg-type]
         return self._stack.enter_context(client)  # when the collector closes its sockets, pytest may fail for it
 
@@ -174,7 +176,7 @@ class Cluster:
         try:
             for node in [*prefill, *decode]:
                 node.metrics()
-            return httpx.get(f"{self.url}/ready", params=counts, timeout=5).status_code == 200
+            return httpx.get(f"{self.url}/ready", params=counts, timeout=5, verify=NO_TLS).status_code == 200
         except httpx.HTTPError:
             return False
 

@@ -18,6 +18,7 @@ import httpx
 
 from tests.fake_engine import Fabric
 from tests.fake_node import FakeNode
+from tests.plain_http import NO_TLS
 from tests.ports import held_port
 from tests.tokenizers import save_byte_level
 
@@ -36,7 +37,8 @@ class Workers:
 
     def client(self, key: str = "a") -> httpx.AsyncClient:
         """With connections of its own: workers get them in turn."""
-        return httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_S, headers={"authorization": f"Bearer {key}"})
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_S, headers=headers, verify=NO_TLS)
 
     async def ask(self, method: str, path: str, key: str = "a", **json: Any) -> httpx.Response:
         """On a new connection."""

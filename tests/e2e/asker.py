@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import httpx
 
 from tests.cluster import Cluster
+from tests.plain_http import NO_TLS
 
 T = TypeVar("T")
 COMPLETIONS = "/v1/completions"
@@ -48,7 +49,7 @@ class Asker:
 
 def ask(cluster: Cluster, script: Callable[[Asker], Awaitable[T]]) -> T:
     async def run() -> T:
-        async with httpx.AsyncClient(base_url=cluster.url, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=120, verify=NO_TLS) as client:
             return await script(Asker(client, cluster.model))
 
     return asyncio.run(run())

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.cluster import Cluster
+from tests.plain_http import NO_TLS
 from tests.service import Service
 from tests.waiting import wait_until
 
@@ -85,7 +86,7 @@ async def drop_requests(cluster: Cluster, rng: random.Random, count: int) -> Non
             "ignore_eos": True,
             "stream": rng.random() < 0.7,
         }
-        async with seats, httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
+        async with seats, httpx.AsyncClient(base_url=cluster.url, timeout=60, verify=NO_TLS) as client:
             try:
                 async with asyncio.timeout(rng.uniform(0.0, 1.5)):
                     async with client.stream("POST", "/v1/completions", json=body) as response:

@@ -38,6 +38,7 @@ from kvasir.router.text.chat_renderer import ChatRenderer
 from kvasir.router.text.chat_template import ChatTemplate
 from kvasir.router.types import ClusterLimits, RoutedRequest
 from tests.fake_dispatcher import FakeDispatcher, Step, play
+from tests.plain_http import NO_TLS
 from tests.tokenizers import SPECIAL_TOKENS, byte_level, save_byte_level
 from tests.unit.router.openai.documented import check_answer
 
@@ -73,10 +74,14 @@ class Router:
         self.http = httpx.AsyncClient(
             base_url=self.url,
             timeout=60,
+            verify=NO_TLS,
             headers={"authorization": f"Bearer {key}", "content-type": "application/json"},
             event_hooks={"response": [check_answer]},
         )
-        self.openai = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+        http = openai.DefaultAsyncHttpxClient(verify=NO_TLS)
+        self.openai = openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, http_client=http
+        )
 
     async def post(self, path: str, **body: object) -> httpx.Response:
         return await self.http.post(path, json={"model": "m", **body})

@@ -17,6 +17,7 @@ import redis.asyncio
 
 from tests.fake_engine import Fabric
 from tests.fake_node import FakeNode
+from tests.plain_http import NO_TLS
 from tests.ports import held_port
 from tests.sse import sse_events
 from tests.tokenizers import save_byte_level
@@ -69,7 +70,7 @@ class RouterProcess:
             await asyncio.wait_for(self._process.wait(), TIMEOUT_S)
 
     def client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.url, timeout=60)
+        return httpx.AsyncClient(base_url=self.url, timeout=60, verify=NO_TLS)
 
     async def metric(self, name: str) -> float:
         async with self.client() as client:
