@@ -3,7 +3,7 @@
 import sys
 
 from kvasir.decode_node.config import DecodeConfig
-from kvasir.node.process import prepare_process
+from kvasir.node.process import leave, prepare_process
 
 
 def main() -> None:
@@ -11,7 +11,7 @@ def main() -> None:
     prepare_process(config, "decode")
     from kvasir.decode_node.process import run  # torch is imported from here on
 
-    sys.exit(run(config))
+    leave(run(config))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import sys
 
-from kvasir.node.process import prepare_process
+from kvasir.node.process import leave, prepare_process
 from kvasir.prefill_node.config import PrefillConfig
 
 
@@ -11,7 +11,7 @@ def main() -> None:
     prepare_process(config, "prefill")
     from kvasir.prefill_node.process import run  # torch is imported from here on
 
-    sys.exit(run(config))
+    leave(run(config))
 
 
 if __name__ == "__main__":
