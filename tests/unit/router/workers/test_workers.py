@@ -14,6 +14,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from tests.sse import sse_events
 from tests.waiting import until
 from tests.workers import Workers, running_workers
 
@@ -146,14 +147,11 @@ async def read(
         client.stream("POST", "/v1/completions", json=request, headers=headers) as response,
     ):
         assert response.status_code == 200, await response.aread()
-        async for line in response.aiter_lines():
-            if line.startswith("id: "):
-                events.append((line.removeprefix("id: "), ""))
-            elif line.startswith("data: "):
-                events[-1] = (events[-1][0], line.removeprefix("data: "))
-                on_event(len(events))
-                if len(events) == at_most:
-                    break
+        async for event in sse_events(response):
+            events.append(event)
+            on_event(len(events))
+            if len(events) == at_most:
+                break
     return events
 
 
