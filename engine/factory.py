@@ -163,7 +163,6 @@ def _limits(settings: EngineSettings, info: ModelInfo, num_blocks: int) -> Limit
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
         watermark=settings.watermark,
         enable_prefix_caching=settings.enable_prefix_caching,
-        reserve_whole_prompt=settings.role == "prefill",
         scheduling_policy=settings.scheduling_policy,
         priority_aging_s=settings.priority_aging_s,
         max_num_partial_prefills=settings.max_num_partial_prefills,

@@ -16,7 +16,6 @@ class Limits:
     long_prefill_token_threshold: int = 0  # 0: no limit of its own
     watermark: float = 0.01  # share of blocks kept free when a newcomer is admitted
     enable_prefix_caching: bool = True
-    reserve_whole_prompt: bool = False  # a prefill node: all of a prompt's blocks or none, and no preemption
     scheduling_policy: str = "fcfs"  # or "priority"
     priority_aging_s: float = 0.0  # a waiting request gains one level in so many seconds; 0: none, ever
     max_num_partial_prefills: int = 0  # prompts that may be partly computed at once; 0: any number

@@ -23,10 +23,12 @@ class Scheduler(Queues):
     1. Requests with one token to compute (decode) come first, one token each, so that prompts never stall them.
     2. Then prompts that have begun, in chunks, then waiting ones; in the order of the queue, nobody overtakes. How many
        tokens that may be is bounded by the time that those who decode have for their next token.
-    3. A newcomer is admitted if there is a seat, and room for all of its tokens above the watermark. A prompt, with a
-       seat or without, begins if not too many have begun already. A long one may be passed by those that are not.
-    4. Out of blocks, one of the lowest priority gives way: the last come, or who gives his blocks for much less.
-    So no request that holds blocks ever waits behind one that holds none.
+    3. A newcomer is admitted if there is a seat, and room for all of its tokens above the watermark; it gets all of
+       that room at once. A prompt, with a seat or without, begins if not too many have begun already. A long one may be
+       passed by those that are not.
+    4. Out of blocks, since those who decode grow, one of the lowest priority gives way: the last come, or who gives his
+       blocks for much less.
+    So no request that holds blocks ever waits behind one that holds none; and a prefill node preempts nobody.
     """
 
     def __init__(self, limits: Limits, kv_identity: bytes = b"") -> None:
@@ -105,8 +107,7 @@ class Scheduler(Queues):
             if not self._take_back_from_drafts():
                 return False
         self.waiting.remove(request)
-        if request.awaits or request.saved or self.limits.reserve_whole_prompt:
-            self.tables.reserve(request, request.num_tokens)
+        self.tables.reserve(request, request.num_tokens)
         if request.saved is not None:
             self.tables.restore(request)
         if request.num_preemptions == 0:

@@ -24,7 +24,6 @@ def make_engine(
     max_model_len: int = 4096,
     threshold: int = 0,
     caching: bool = True,
-    whole_prompt: bool = False,
     watermark: float = 0.01,
     policy: str = "fcfs",
 ) -> Engine:
@@ -36,7 +35,6 @@ def make_engine(
         max_model_len=max_model_len,
         long_prefill_token_threshold=threshold,
         enable_prefix_caching=caching,
-        reserve_whole_prompt=whole_prompt,
         watermark=watermark,
         scheduling_policy=policy,
     )
@@ -186,7 +184,7 @@ def test_a_hand_off_does_not_end_where_only_its_prefill_node_is_full() -> None:
     prompt = list(range(8))
     for limits in ({"max_model_len": 9}, {"num_blocks": 2}):
         for max_tokens, reason in ((8, FinishReason.HANDED_OFF), (1, FinishReason.LENGTH)):
-            engine = make_engine(**limits, whole_prompt=True)
+            engine = make_engine(**limits)
             results = run(engine, make_request("r", prompt, max_tokens, hand_off=True))
             assert outputs_of(results, "r") == (run_alone(prompt, 1), [reason])
 

@@ -112,7 +112,7 @@ def test_computed_again_after_a_preemption_it_is_exact() -> None:
 
 def reports_of(inexact: set[int]) -> list[ComputedBlocks]:
     """Of a prefill node that takes a prompt from a store, and hands it off."""
-    engine = make_engine(budget=8, whole_prompt=True)
+    engine = make_engine(budget=8)
     engine.submit(request := awaiting(hand_off=True))
     engine.step()
     for index in range(4):

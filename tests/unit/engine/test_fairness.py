@@ -57,7 +57,7 @@ def chunks_of(engine: Engine, request: Request) -> list[int]:
 @pytest.mark.parametrize("is_prefill", [True, False])
 def test_a_short_prompt_does_not_wait_for_all_of_a_long_one(is_prefill: bool) -> None:
     """A policy of strictly one after the other made it wait for twenty chunks."""
-    engine = engine_with(reserve_whole_prompt=is_prefill)
+    engine = engine_with()
     long = make_request("long", list(range(20 * CHUNK)), 4, hand_off=is_prefill)
     short = make_request("short", [7] * 10, 4, hand_off=is_prefill)
     engine.submit(long)

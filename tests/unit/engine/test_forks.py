@@ -68,7 +68,7 @@ def test_greedy_sequences_are_equal() -> None:
 
 def test_a_prefill_node_samples_all_first_tokens_and_hands_off_once() -> None:
     prompt = list(range(10))
-    engine = make_engine(budget=4, whole_prompt=True)
+    engine = make_engine(budget=4)
     results = run(engine, group(prompt, hand_off=True)[0])
     for seed in range(3):
         assert outputs_of(results, f"s{seed}") == (alone(prompt, seed, 1), [FinishReason.HANDED_OFF])

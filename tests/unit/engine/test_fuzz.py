@@ -43,7 +43,6 @@ def some_limits(draw: st.DrawFn) -> Limits:
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 5])),
         watermark=draw(st.sampled_from([0.0, 0.01, 0.3, 0.95])),
         enable_prefix_caching=draw(st.sampled_from([True, True, False])),
-        reserve_whole_prompt=draw(st.booleans()),
         scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),
         priority_aging_s=draw(st.sampled_from([0.0, 3.0])),
         max_num_partial_prefills=draw(st.sampled_from([0, 0, 1, 2])),

@@ -191,7 +191,7 @@ def reports_of(engine: Engine, request: Request) -> list[ComputedBlocks]:
 
 def test_a_prompt_is_handed_off_chunk_by_chunk() -> None:
     prompt = list(range(10))
-    engine = make_engine(budget=4, whole_prompt=True)
+    engine = make_engine(budget=4)
     request = make_request("r", prompt, hand_off=True)
     results = run(engine, request)
     assert outputs_of(results, "r") == (expected(prompt, 1), [FinishReason.HANDED_OFF])
@@ -252,7 +252,7 @@ def test_a_moved_request_hands_off_its_outputs_too() -> None:
 
 
 def test_a_prefill_node_waits_rather_than_preempt() -> None:
-    engine = make_engine(num_blocks=5, whole_prompt=True, budget=4)
+    engine = make_engine(num_blocks=5, budget=4)
     requests = [make_request(f"r{i}", [i] * 12, hand_off=True) for i in range(3)]
     for request in requests:
         engine.submit(request)
@@ -271,7 +271,7 @@ def test_a_prefill_node_waits_rather_than_preempt() -> None:
 def test_blocks_travel_between_two_engines() -> None:
     """The whole path in small: prefill here, bytes of blocks across, decode there."""
     prompt = list(range(22))
-    prefill, decode = make_engine(budget=8, whole_prompt=True), make_engine(num_blocks=9)
+    prefill, decode = make_engine(budget=8), make_engine(num_blocks=9)
     request = awaiting(prompt)
     begin_loading(decode, request)
     memories = [FakeBlockMemory(runner_of(engine).kv) for engine in (prefill, decode)]

@@ -86,7 +86,7 @@ class Workload:
 
 SHORT = Workload((32,) * 20, 200, 100)
 MIXED = Workload((100, 800, 150, 700, 120, 300, 900, 64), 150, 150)
-LONG = Workload((600,) * 5, 100, 170)
+LONG = Workload((600,) * 5, 200, 170)
 MB = 737_280 / 1e6  # of a block
 
 

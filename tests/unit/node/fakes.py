@@ -97,16 +97,14 @@ class KVRunner:
         return self._memory.read(block_id)[offset * 4 : offset * 4 + 4]  # type: ignore[arg-type]
 
 
-def parts(
-    settings: ConnectorSettings, *, num_blocks: int = 64, is_prefill: bool = False, **limits: Any
-) -> tuple[NodeParts, KVRunner]:
+def parts(settings: ConnectorSettings, *, num_blocks: int = 64, **limits: Any) -> tuple[NodeParts, KVRunner]:
     """Without costs of the test's own, everything is fetched: how busy this machine is decides nothing."""
     if settings.costs == CostRule():
         settings = replace(settings, costs=ALWAYS_FETCH)
     memory = ArrayMemory(LAYOUT, num_blocks, seed=next(_epochs))
     runner = KVRunner(memory)
     all_limits = {"max_num_batched_tokens": 8, "max_num_seqs": 8, "max_model_len": 200, "watermark": 0.0, **limits}
-    found = Limits(block_size=BLOCK_SIZE, num_blocks=num_blocks, reserve_whole_prompt=is_prefill, **all_limits)
+    found = Limits(block_size=BLOCK_SIZE, num_blocks=num_blocks, **all_limits)
     made = NodeParts(
         engine=Engine(Scheduler(found, IDENTITY), runner),
         memory=memory,
@@ -242,7 +240,7 @@ async def running(node: Any, runner: KVRunner, session_id: str = "router/1") -> 
 async def prefill(
     settings: ConnectorSettings, *, max_num_queued_tokens: int = 1000, **options: Any
 ) -> AsyncIterator[Running]:
-    made, runner = parts(settings, is_prefill=True, **options)
+    made, runner = parts(settings, **options)
     async with running(PrefillNode(made, max_num_queued_tokens), runner) as session:
         yield session
 

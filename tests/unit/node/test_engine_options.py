@@ -42,7 +42,6 @@ def test_what_the_file_says_is_what_the_scheduler_keeps_to(
     limits = asdict(engine.scheduler.limits)
     assert {name: limits[name] for name in LIMITS} == LIMITS
     assert (limits["num_blocks"], kv_cache.num_blocks) == (13, 13)
-    assert limits["reserve_whole_prompt"] == (role == "prefill")
     assert "KV cache of 13 blocks: 104 tokens, 2.17 requests of 48 tokens" in caplog.text
     engine.close()
 

@@ -65,7 +65,7 @@ async def whole_cluster(settings: ConnectorSettings, num_blocks: int) -> AsyncIt
         prefill, decode = [], []
         addresses: dict[str, list[str]] = {"prefill": [], "decode": []}
         for role in ("prefill", "decode", "prefill", "decode"):
-            made, runner = parts(settings, is_prefill=role == "prefill", num_blocks=num_blocks, max_model_len=80)
+            made, runner = parts(settings, num_blocks=num_blocks, max_model_len=80)
             runner.before_step = lambda: time.sleep(0.002)  # so that there is a middle of things
             node: Any = PrefillNode(made, 200) if role == "prefill" else DecodeNode(made, admission_timeout_s=5)
             (prefill if role == "prefill" else decode).append(node)
