@@ -120,8 +120,8 @@ class Reader:
         self._listeners.remove(listener)
 
 
-class Source(Protocol):
-    """Where tokens come from."""
+class Backend(Protocol):
+    """What endpoints know of the dispatching half; `kvasir.router.dispatch.Dispatcher` is one."""
 
     def generate(self, request: RoutedRequest, reader: Reader | None = None) -> AsyncGenerator[TokenDelta]:
         """The tokens as they come, of all sequences. `aclose()` cancels everywhere at once.
@@ -131,10 +131,6 @@ class Source(Protocol):
         DeadlineExceeded, NumericalError. None of the tokens yielded before are taken back.
         """
         ...
-
-
-class Backend(Source, Protocol):
-    """What endpoints know of the dispatching half; `kvasir.router.dispatch.Dispatcher` is one."""
 
     def limits(self) -> ClusterLimits:
         """Raises NodeUnavailable while no decode node is here."""

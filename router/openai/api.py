@@ -28,16 +28,17 @@ from kvasir.router.openai.sampling import text_rules_of
 from kvasir.router.openai.serving import Endpoint, Serving
 from kvasir.router.openai.stream_notes import StreamOrigin
 from kvasir.router.openai.structured import checked, with_grammar
+from kvasir.router.tenants.backend import TenantBackend
 from kvasir.router.text.answer_reader import AnswerReader
 from kvasir.router.text.chat_renderer import ChatRenderer
 from kvasir.router.text.tokenizer import TextTokenizer
-from kvasir.router.types import Backend, ClusterLimits
+from kvasir.router.types import ClusterLimits
 
 
 class OpenAIApi:
     def __init__(
         self,
-        backend: Backend,
+        backend: TenantBackend,
         tokenizer: TextTokenizer,
         renderer: ChatRenderer,
         *,

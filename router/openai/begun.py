@@ -9,10 +9,11 @@ from kvasir.router.openai.envelope import Envelope
 from kvasir.router.openai.generation import ChoiceDelta, ChoicesReader, generate_choices
 from kvasir.router.openai.short_way import ShortWay
 from kvasir.router.openai.tape import Tape
+from kvasir.router.tenants.backend import TenantBackend
 from kvasir.router.text.answer_reader import AnswerReader
 from kvasir.router.text.text_stream import TextRules
 from kvasir.router.text.tokenizer import TextTokenizer
-from kvasir.router.types import Backend, Reader, RoutedRequest
+from kvasir.router.types import Reader, RoutedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Begun:
 
 
 def begin(
-    backend: Backend,
+    backend: TenantBackend,
     requests: Sequence[RoutedRequest],
     readers: Sequence[AnswerReader | None],
     rules: TextRules,

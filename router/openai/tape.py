@@ -14,7 +14,8 @@ from kvasir.router.merge import merge
 from kvasir.router.openai.answer import AnswerRecord
 from kvasir.router.openai.errors import StreamNotKept
 from kvasir.router.openai.stream_notes import Asked, StreamLog, TakenStream
-from kvasir.router.types import Continued, Reader, RoutedRequest, Source, TokenDelta
+from kvasir.router.tenants.backend import TenantBackend
+from kvasir.router.types import Continued, Reader, RoutedRequest, TokenDelta
 
 _MANY = 32  # replayed in one turn
 _MAX_PENDING = 64  # tokens of all prompts together that nobody has taken yet
@@ -24,7 +25,7 @@ class Tape:
     """The tokens of one answer, noted and replayed where that is asked for before the first is. The sequences of its
     prompts are counted on from prompt to prompt, and come together in one order."""
 
-    def __init__(self, source: Source, record: AnswerRecord) -> None:
+    def __init__(self, source: TenantBackend, record: AnswerRecord) -> None:
         self._source = source
         self._record = record
         self._log: StreamLog | None = None
@@ -41,7 +42,7 @@ class Tape:
     def generate(
         self, requests: Sequence[RoutedRequest], readers: Sequence[Reader]
     ) -> AsyncGenerator[TokenDelta, None]:
-        """See `types.Source`; one of each a prompt."""
+        """See `types.Backend`; one of each a prompt."""
         if self._taken is not None:
             return self._continued(requests, readers, self._taken)
         parts = [_Part(at * one.num_sequences, one, readers[at]) for at, one in enumerate(requests)]
@@ -92,10 +93,11 @@ class Tape:
 
     def _together(self, parts: "Sequence[_Part]") -> AsyncGenerator[TokenDelta, None]:
         """If one fails, so do all."""
+        requests, readers = [part.request for part in parts], [part.reader for part in parts]
         if len(parts) == 1 and parts[0].first_sequence == 0 and parts[0].request.continued is None:
-            return self._source.generate(parts[0].request, parts[0].reader)
+            return self._source.limited(requests, readers, self._source.generate(requests[0], readers[0]))
         tokens = [part.generate(self._source) for part in parts]
-        return tokens[0] if len(tokens) == 1 else merge(tokens, _MAX_PENDING)
+        return self._source.limited(requests, readers, tokens[0] if len(tokens) == 1 else merge(tokens, _MAX_PENDING))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ class _Part:
     request: RoutedRequest
     reader: Reader
 
-    async def generate(self, source: Source) -> AsyncGenerator[TokenDelta, None]:
+    async def generate(self, source: TenantBackend) -> AsyncGenerator[TokenDelta, None]:
         async with aclosing(source.generate(self.request, self.reader)) as deltas:
             async for delta in deltas:
                 if self.request.continued is not None:  # this has been said

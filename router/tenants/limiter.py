@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 
 from kvasir.router.openai.errors import HttpError
@@ -38,9 +38,9 @@ class Limiter:
         await self._budgets.close()
 
     async def limited(
-        self, tenant: Tenant, num_prompt_tokens: int, deltas: AsyncGenerator[TokenDelta], reader: Reader
+        self, tenant: Tenant, num_prompt_tokens: int, deltas: AsyncGenerator[TokenDelta], readers: Sequence[Reader]
     ) -> AsyncGenerator[TokenDelta]:
-        """The same deltas; those that `reader` takes go past here, and count.
+        """The same deltas; those that `readers` take go past here, and count.
 
         Raises RateLimited before the first one, and then has asked for none.
         """
@@ -53,7 +53,8 @@ class Limiter:
                     num_tokens += len(delta.token_ids)
                     yield delta
             finally:
-                await asyncio.shield(self._charge(tenant, num_tokens + reader.num_tokens_taken))
+                num_tokens += sum(reader.num_tokens_taken for reader in readers)
+                await asyncio.shield(self._charge(tenant, num_tokens))
 
     @asynccontextmanager
     async def _place(self, tenant: Tenant) -> AsyncIterator[None]:

@@ -104,3 +104,16 @@ async def test_a_requests_own_time_as_field_or_header() -> None:
             )
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "timeout"), wrong
         assert (await router.complete(timeout=0)).status_code == 400
+
+
+async def test_a_batch_of_prompts_is_one_request() -> None:
+    """As at OpenAI. Each prompt counted as one, so that no batch larger than the limits could ever be served, and what
+    had been refused had cost all the same."""
+    limits = Limits(requests_per_minute=3, max_concurrent_requests=2)
+    async with running_router(saying("abc"), api_keys=["a"], key_limits=limits) as router:
+        for stream in (False, True):
+            answer = await router.complete(prompt=["a", "bb", "ccc", "dddd"], stream=stream)
+            assert answer.status_code == 200, answer.text
+        assert answer.headers["x-ratelimit-remaining-requests"] == "1"
+        assert (await router.complete()).status_code == 200
+        assert (await router.complete(prompt=["a", "b"])).status_code == 429

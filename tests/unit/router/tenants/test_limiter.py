@@ -32,7 +32,7 @@ class World:
             yield TokenDelta(sequence=0, token_ids=(1, 2, 3))
 
     def stream(self, num_prompt_tokens: int = 10) -> AsyncGenerator[TokenDelta]:
-        return self.limiter.limited(self.tenant, num_prompt_tokens, self.answer(), Reader())
+        return self.limiter.limited(self.tenant, num_prompt_tokens, self.answer(), [Reader()])
 
     async def ask(self, num_prompt_tokens: int = 10) -> int:
         return len([delta async for delta in self.stream(num_prompt_tokens)])
