@@ -23,6 +23,7 @@ from kvasir.common.addresses import join_address, split_address
 from kvasir.common.errors import NodeUnavailable
 from kvasir.common.grpc_client import open_channel
 from kvasir.common.grpc_server import bind, new_server
+from kvasir.common.logging import Sparse
 from kvasir.proto import common_pb2, decode_pb2_grpc, prefill_pb2_grpc, registry_pb2, registry_pb2_grpc
 from kvasir.router import wire
 from kvasir.router.dispatch_metrics import DispatchMetrics
@@ -57,6 +58,8 @@ class Registry:
         self._static: dict[str, asyncio.Task[None]] = {}
         self._announced: dict[str, asyncio.Task[bool]] = {}
         self._epochs: dict[str, str] = {}
+        self._replaced: dict[str, set[str]] = {}  # epochs, by address: those whose place another one has taken
+        self._sparse = Sparse()
         self._troubles: dict[str, str] = {}  # why an address could not join at the last try
         # Of their own: a name server that does not answer keeps whoever asks, and nothing else, waiting.
         self._lookups = ThreadPoolExecutor(_MAX_LOOKUPS, thread_name_prefix="lookup")
@@ -78,10 +81,22 @@ class Registry:
         if task is not None and not task.done():
             if self._epochs[address] == info.epoch:
                 return trouble
+            if info.epoch in self._replaced[address]:
+                return self._clash(address)
+            self._replaced[address].add(self._epochs[address])
             task.cancel()  # that process is dead, whether we have noticed or not
+        else:
+            self._replaced[address] = set()
         self._epochs[address] = info.epoch
         self._announced[address] = asyncio.create_task(self._serve_once(address, info.role))
         return trouble
+
+    def _clash(self, address: str) -> str:
+        """Of one that was taken for dead: two that went on to take each other's place would serve nobody."""
+        why = f"another node announces itself as {address}, too: each wants an --advertise-host, or a port, of its own"
+        if self._sparse.allows(address):
+            log.warning("two nodes take each other's place: %s", why)
+        return why
 
     def withdrawn(self, address: str, epoch: str) -> None:
         """It takes nothing new; its session ends when it is done."""

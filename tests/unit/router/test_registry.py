@@ -81,6 +81,28 @@ async def test_a_restarted_node_that_announces_itself_replaces_its_older_self_at
         assert len(tokens_of(await collect(cluster.dispatcher.generate(a_request())))) == 12
 
 
+async def test_two_nodes_of_one_address_do_not_take_each_others_place_for_ever(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each announcement ended the other's session, with all that ran there; and no line told of it."""
+    fabric = Fabric()
+    async with fake_cluster(0, 0) as cluster, FakeNode("decode", fabric) as one, FakeNode("decode", fabric) as other:
+        other.address = one.address
+        await one.announce(registry_of(cluster))
+        await until(lambda: cluster.dispatcher.is_ready)
+        assert (await other.announce(registry_of(cluster))).refused_because == "", "it may be the same, restarted"
+        await until(lambda: cluster.metric("kvasir:nodes_joined_total", role="decode") == 2)
+        for _ in range(3):
+            refusal = (await one.announce(registry_of(cluster))).refused_because
+            assert one.address in refusal
+            assert "--advertise-host" in refusal
+            assert (await other.announce(registry_of(cluster))).refused_because == ""
+        await until(lambda: cluster.dispatcher.is_ready)
+        assert cluster.metric("kvasir:nodes_joined_total", role="decode") == 2
+        assert len(tokens_of(await collect(cluster.dispatcher.generate(a_request())))) == 12
+    assert caplog.text.count("two nodes take each other's place") == 1
+
+
 async def test_static_nodes_are_dialled_until_they_are_there_and_again_when_lost() -> None:
     async with fake_cluster(1, 1, FAST_LOSS) as cluster:
         decode = cluster.decode[0]
