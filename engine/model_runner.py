@@ -37,6 +37,7 @@ class ModelRunner:
         self._model = model
         self._kv_cache = kv_cache
         self._device = kv_cache.data.device
+        self._max_model_len = max_model_len
         self._forward = ForwardPass(model, kv_cache.data, kv_cache.layout.block_size, max_model_len)
         self._followers = followers
         self._grammar_masks = GrammarMasks()
@@ -119,10 +120,8 @@ class ModelRunner:
 
     def warm_up(self) -> None:
         """Compile and choose the kernels before the first request waits for it. Writes into the first block."""
-        block_size = self._kv_cache.layout.block_size
-        request = Request(
-            request_id=RequestId("warm-up"), prompt_token_ids=[0] * min(block_size, 4), block_table=[BlockId(0)]
-        )
+        num_tokens = min(4, self._kv_cache.layout.block_size, self._max_model_len)
+        request = Request(request_id=RequestId("warm-up"), prompt_token_ids=[0] * num_tokens, block_table=[BlockId(0)])
         last = request.num_tokens - 1
         for chunk in (Chunk(request, 0, request.num_tokens), Chunk(request, last, 1)):
             self.execute(StepPlan((chunk,)))

@@ -78,7 +78,7 @@ class NodeConfig(ServiceConfig):
     enforce_eager: bool = Field(
         default=False, description="No CUDA graphs: every kernel of a step is launched by itself."
     )
-    max_model_len: Annotated[int, Field(gt=0)] | Literal["auto"] | None = Field(
+    max_model_len: Annotated[int, Field(ge=2)] | Literal["auto"] | None = Field(
         default=None, description="Longest request in tokens; auto: what fits the KV cache; default: the model's."
     )
     block_size: int = Field(default=16, gt=0, description="Tokens of one KV block.")

@@ -156,6 +156,14 @@ def test_a_length_that_fits_the_cache(tmp_path: Path, caplog: pytest.LogCaptureF
     assert build_engine(roomy)[2].max_model_len == 64, "no more than the model's"
 
 
+def test_the_shortest_length(tmp_path: Path) -> None:
+    """A token of a prompt and one more. What warms up the kernels was longer."""
+    save_checkpoint(tmp_path)
+    settings = EngineSettings(model=str(tmp_path), kv_cache_memory=MEMORY, max_model_len=2)
+    run(tmp_path, settings, [shortest := request([1], max_tokens=5)])
+    assert len(shortest.output_token_ids) == 1
+
+
 def test_capacity_in_words() -> None:
     assert capacity_of(100, 16, 400) == "KV cache of 100 blocks: 1,600 tokens, 4.00 requests of 400 tokens"
 

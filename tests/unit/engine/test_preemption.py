@@ -41,6 +41,16 @@ def test_a_preempted_request_goes_before_newcomers() -> None:
     assert requests[1].num_preemptions == 1
 
 
+def test_prompts_that_do_not_fit_together_preempt_nobody() -> None:
+    """Each was admitted for room that the one before had not taken yet, and lost what it had computed in it."""
+    engine = make_engine(num_blocks=10, budget=8, threshold=4, watermark=0)
+    requests = [make_request(f"r{i}", [i] * 24, 1) for i in range(3)]
+    run(engine, *requests)
+    assert all(len(request.output_token_ids) == 1 for request in requests)
+    assert engine.stats().num_preemptions == 0
+    assert sum(plan.num_tokens for plan in runner_of(engine).plans) == 3 * 24
+
+
 def test_one_that_was_in_the_plan_already_leaves_it() -> None:
     """A long urgent prompt, half computed, takes the blocks of a decoding request that had its turn in this step."""
     engine = make_engine(num_blocks=8, budget=5, watermark=0, policy="priority")

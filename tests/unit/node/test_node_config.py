@@ -74,6 +74,7 @@ def test_mistakes_in_the_file_are_explained(line: str, capsys: pytest.CaptureFix
         (["--model", "/m", "--kv-cache-memory", "lots"], "amount of memory"),
         (["--model", "/m", "--max-num-seqs", "0"], "greater than 0"),
         (["--model", "/m", "--max-model-len", "most"], "auto"),
+        (["--model", "/m", "--max-model-len", "1"], "greater than or equal to 2"),
         (["--model", "/m", "--cpus", "x"], "CPUs"),
         (["--model", "/m", "--priority-aging-s", "inf"], "priority_aging_s: Input should be a finite number"),
         (["--model", "/m", "--max-num-partial-prefills", "-1"], "greater than or equal to 0"),
