@@ -1,4 +1,4 @@
-"""Decode steps from a recording equal those run loop by loop."""
+"""Steps from a recording equal those run loop by loop."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +67,35 @@ def test_a_batch_of_any_size_runs_from_what_was_recorded(tmp_path: Path) -> None
         assert model._recorded.num_recorded == 4
 
 
+# (tokens before, new ones) of each prompt. Rooms: 8, 32, 16, 64, and 512; the last is too large
+PROMPTS = [
+    [(0, 5)], [(0, 19), (3, 2)], [(8, 6), (0, 2), (30, 3)], [(0, 46)], [(0, 30), (7, 30), (9, 2)], [(0, 5)],
+    [(2, 40)] * 12, [(0, 40)] * 13,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["llama", "phi3", "mistral"])
+@torch.inference_mode()
+def test_prompts_run_from_what_was_recorded(tmp_path: Path, kind: str) -> None:
+    """Those of any number and length; what is there of sequences from a step before has no tokens in this one."""
+    save_checkpoint(tmp_path, kind)
+    config = read_model_config(tmp_path)
+    model = load_model(tmp_path, config, torch.float32, CPU)
+    tables = rope_tables(config.ropes, config.head_dim, 64)
+    filled = torch.randn(KVCache(kv_layout(config, BLOCK_SIZE, torch.float32), 13 * BLOCKS_A_SEQUENCE, CPU).data.shape)
+    caches = filled.clone(), filled.clone()
+    nums_recorded = []
+    for prompts in PROMPTS:
+        chunks = [_tokens(s, context, num_new) for s, (context, num_new) in enumerate(prompts)]
+        batch = build_batch(chunks, BLOCK_SIZE, tables, CPU)
+        residual = torch.randn(len(batch.token_ids), config.hidden_size)
+        plain = behind_layers(model, residual, batch, caches[0])
+        assert torch.equal(plain, model._recorded(residual, batch, caches[1]))
+        assert torch.equal(*caches)
+        nums_recorded.append(model._recorded.num_recorded)
+    assert nums_recorded == [1, 2, 3, 4, 4, 4, 5, 5]
+
+
 @torch.inference_mode()
 def test_another_cache_at_the_same_place_is_another_recording(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "llama")
@@ -103,8 +132,12 @@ def behind_layers(model: Any, residual: torch.Tensor, batch: BatchInputs, cache:
 
 
 def _next_token(s: int, context: int) -> Chunk:
+    return _tokens(s, context, 1)
+
+
+def _tokens(s: int, context: int, num_new: int) -> Chunk:
     request = Request(
-        request_id=RequestId(str(s)), prompt_token_ids=[7] * (context + 1),
+        request_id=RequestId(str(s)), prompt_token_ids=[7] * (context + num_new),
         block_table=[BlockId(s * BLOCKS_A_SEQUENCE + i) for i in range(BLOCKS_A_SEQUENCE)],
     )  # fmt: skip
-    return Chunk(request, context, 1)
+    return Chunk(request, context, num_new)
