@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
-from kvasir.common.addresses import join_address, split_address
+from kvasir.common.addresses import split_address
 from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector.base import MAX_HEADER_BYTES, BlockKey, BlockSource, Frame, Ticket, TransferId
 from kvasir.kv_connector.settings import ConnectorSettings
@@ -52,8 +52,7 @@ class StreamConnector:
 
     @property
     def endpoint(self) -> str:
-        host = self._settings.advertise_host or self._settings.listen_host
-        return join_address(host, self._listener.getsockname()[1])
+        return self._settings.endpoint(self._listener.getsockname()[1])
 
     # Receiving.
 

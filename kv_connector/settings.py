@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvasir.common.addresses import join_address
 from kvasir.kv_connector.base import CODEC_AUTO, CODECS
 from kvasir.kv_connector.costs import CostRule
 
@@ -61,6 +62,10 @@ class ConnectorSettings:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if self.min_bandwidth_bytes_per_s <= 0:
             raise ValueError(f"min_bandwidth_bytes_per_s must be positive, got {self.min_bandwidth_bytes_per_s}")
+
+    def endpoint(self, port: int) -> str:
+        """Where others reach this node, if it listens at that port."""
+        return join_address(self.advertise_host or self.listen_host, port)
 
     def transfer_allowance_s(self, num_bytes: int, bandwidth_bytes_per_s: float | None = None) -> float:
         """How many seconds a transfer of so many bytes may take before it is given up."""

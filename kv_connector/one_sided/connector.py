@@ -15,10 +15,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Literal, TypeVar
 
-from kvasir.common.addresses import join_address
 from kvasir.common.errors import KVTransferError
 from kvasir.common.secrets import is_loopback
 from kvasir.kv_connector.base import BlockKey, BlockSource, Frame, Ticket
+from kvasir.kv_connector.links import Links
 from kvasir.kv_connector.one_sided import protocol
 from kvasir.kv_connector.one_sided.engine import Pool, ReadEngine
 from kvasir.kv_connector.one_sided.link import Link
@@ -32,8 +32,6 @@ T = TypeVar("T")
 
 _ENGINE_TIMEOUT_S = 20.0  # to start and to stop a third party's engine
 _CLOSE_TIMEOUT_S = 1.0
-_LET_GO_TIMEOUT_S = 2.0
-_MAX_HANGING = 8  # each holds a staging buffer
 
 
 class OneSidedConnector:
@@ -52,8 +50,7 @@ class OneSidedConnector:
         self._server: LoanServer | None = None
         self._port = 0
         self._max_payload_bytes = 0
-        self._links: dict[str, tuple[Link, asyncio.Task[None]]] = {}
-        self._hanging: set[Link] = set()  # lost while the engine was reading
+        self._links = Links(self._new_link)
 
     async def open(self, source: BlockSource, max_payload_bytes: int) -> None:
         self._max_payload_bytes = max_payload_bytes
@@ -67,14 +64,12 @@ class OneSidedConnector:
         self._port = await self._server.start()
 
     async def close(self) -> None:
-        for link, connecting in self._links.values():
-            connecting.cancel()
-            link.close("this node closes")
+        self._links.close()
         if self._server is not None:
             await self._server.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await asyncio.gather(*(link.ended.wait() for link, _ in self._links.values()))
+                await self._links.ended()
         try:
             async with asyncio.timeout(_ENGINE_TIMEOUT_S):
                 await self._call_engine(self._engine.close)
@@ -92,52 +87,19 @@ class OneSidedConnector:
 
     @property
     def endpoint(self) -> str:
-        host = self._settings.advertise_host or self._settings.listen_host
-        return join_address(host, self._port)
+        return self._settings.endpoint(self._port)
 
     async def fetch(self, ticket: Ticket, keys: Sequence[BlockKey]) -> AsyncGenerator[tuple[BlockKey, Frame | None]]:
-        if not ticket.endpoints:
-            raise KVTransferError(f"ticket {ticket.transfer_id} names no endpoint")
-        link = await self._link(ticket.endpoints[0].address)
+        link = await self._links.of(ticket)
         async with aclosing(link.fetch(ticket.transfer_id, keys)) as frames:
             async for item in frames:
                 yield item
 
     async def release(self, ticket: Ticket) -> None:
-        await self._say(ticket, protocol.RELEASE)
+        await self._links.say(ticket, protocol.RELEASE)
 
     async def keep_alive(self, ticket: Ticket) -> None:
-        await self._say(ticket, protocol.KEEP_ALIVE)
+        await self._links.say(ticket, protocol.KEEP_ALIVE)
 
-    async def _say(self, ticket: Ticket, word: bytes) -> None:
-        """Tell every endpoint of the ticket, but those whose link is lost."""
-        for endpoint in ticket.endpoints:
-            known = self._links.get(endpoint.address)
-            if known is None or not known[0].why_lost:
-                (await self._link(endpoint.address)).say(word, ticket.transfer_id.encode())
-
-    async def _link(self, address: str) -> Link:
-        """The link that all transfers from this sender share; a new one if there is none or it is lost."""
-        known = self._links.get(address)
-        if known is not None and known[0].why_lost:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LET_GO_TIMEOUT_S):
-                    await known[0].ended.wait()
-            if self._links.get(address) is known:
-                del self._links[address]
-                self._hanging.add(known[0])
-        if address not in self._links:
-            self._check_hanging()
-            link = Link(address, self._engine, self._settings, self._max_payload_bytes)
-            connecting = asyncio.create_task(link.connect())
-            connecting.add_done_callback(lambda task: task.cancelled() or task.exception())  # or asyncio logs it
-            self._links[address] = link, connecting
-        link, connecting = self._links[address]
-        await asyncio.shield(connecting)
-        return link
-
-    def _check_hanging(self) -> None:
-        """Bound the memory that hanging reads hold, however often peers are lost while we read from them."""
-        self._hanging = {link for link in self._hanging if not link.ended.is_set()}
-        if len(self._hanging) >= _MAX_HANGING:
-            raise KVTransferError(f"reads from {_MAX_HANGING} lost peers hang; no new ones are begun")
+    def _new_link(self, address: str) -> Link:
+        return Link(address, self._engine, self._settings, self._max_payload_bytes)

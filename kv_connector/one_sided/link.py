@@ -1,7 +1,4 @@
-"""The receiving end of a one-sided connector: one connection to one sender, from the handshake to the first error.
-
-A link is never repaired. Any error on it fails every fetch that is waiting, and the next fetch opens a new link.
-"""
+"""The receiving end of a one-sided connector: one connection to one sender, from the handshake to the first error."""
 
 import asyncio
 import itertools
@@ -30,7 +27,7 @@ _MIN_SLOTS, _MAX_SLOTS = 2, protocol.MAX_KEYS_PER_FETCH
 
 class Link:
     def __init__(self, address: str, engine: ReadEngine, settings: ConnectorSettings, max_payload_bytes: int) -> None:
-        self.ended = asyncio.Event()  # the engine writes to none of our memory any more
+        self.ended = asyncio.Event()
         self._address = address
         self._engine = engine
         self._settings = settings
@@ -46,11 +43,10 @@ class Link:
 
     @property
     def why_lost(self) -> str:
-        """Empty while the link is alive."""
         return self._lost.result() if self._lost.done() else ""
 
     async def connect(self) -> None:
-        """Returns once each side has proved that it knows the secret, and the engine can read. KVTransferError."""
+        """Returns once the engine can read, too."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 reader = await self._shake_hands()
@@ -64,7 +60,7 @@ class Link:
         self._reading = asyncio.create_task(self._read(reader))
 
     def close(self, why: str) -> None:
-        """Fail everything that waits. `ended` is set when the engine has stopped too, which may take long."""
+        """`ended` is set when the engine has stopped too, which may take long."""
         if self._lost.done():
             return
         self._lost.set_result(f"{self._address} is lost: {why}")

@@ -1,7 +1,4 @@
-"""The receiving end of the tcp connector: one DEALER socket to one sender, from the handshake to the first error.
-
-A link is never repaired. Any error on it fails every fetch that is waiting, and the next fetch opens a new link.
-"""
+"""The receiving end of the tcp connector: one DEALER socket to one sender, from the handshake to the first error."""
 
 import asyncio
 import functools
@@ -49,7 +46,8 @@ class Link:
         keys: protocol.Keys,
         is_encrypted: bool,
     ) -> None:
-        self.why_lost = ""  # empty while the link is alive
+        self.why_lost = ""
+        self.ended = asyncio.Event()
         self._kind_of_loss = KVTransferError
         self.window_size = window
         self.window = asyncio.Semaphore(window)  # counts blocks asked for and not yet taken in
@@ -77,7 +75,6 @@ class Link:
         self._socket = LoopSocket(self._raw, self._take)
 
     async def connect(self) -> None:
-        """Returns once each side has proved to the other that it knows the secret. Raises KVTransferError."""
         clock = OwnTime(asyncio.get_running_loop().time)
         try:
             self._raw.connect(f"tcp://{self._address}")
@@ -94,6 +91,7 @@ class Link:
 
     def close(self, why: str) -> None:
         self._lose(why)
+        self.ended.set()
         if not self._raw.closed:
             self._raw.disable_monitor()  # first, or zmq would wait for ever to notify a closed monitor
         self._monitor.close()
@@ -103,10 +101,10 @@ class Link:
         """The error to raise for a lost link."""
         return self._kind_of_loss(self.why_lost)
 
-    def say(self, message: bytes) -> None:
+    def say(self, *fields: bytes) -> None:
         if not self.why_lost:
             with suppress(zmq.ZMQError):  # the monitor reports the loss
-                self._socket.send(message)
+                self._socket.send(b"".join(fields))
 
     async def ask(self, transfer_id: TransferId, keys: Sequence[BlockKey], replies: asyncio.Queue[Reply]) -> range:
         """Request the first few of `keys`, as many as the window has room for; waits until that is at least one.

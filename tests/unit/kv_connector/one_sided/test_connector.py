@@ -136,7 +136,7 @@ async def test_nothing_is_read_from_a_peer_that_is_lost_as_its_answers_come(monk
     monkeypatch.setattr(CmaChannel, "close", noted_close)
     async with pair_of() as pair:
         await send_all(pair, 4)
-        (link, _), *_ = cast(CmaConnector, pair.receiver.connector)._links.values()
+        link = await cast(CmaConnector, pair.receiver.connector)._links.of(pair.ticket())
         take = link._take
 
         def take_and_lose(message: Any) -> None:

@@ -3,8 +3,8 @@
 import pytest
 
 from kvasir.common.errors import KVTransferError
+from kvasir.kv_connector.back_off import BackOff
 from kvasir.kv_connector.errors import OtherVersion
-from kvasir.kv_connector.tcp.back_off import BackOff
 
 GONE = KVTransferError("a is lost: nobody listens there")
 
