@@ -2,7 +2,8 @@ from functools import partial
 
 from kvasir.decode_node.config import DecodeConfig
 from kvasir.decode_node.node import DecodeNode
-from kvasir.kv_connector.base import LOSSY, KVConnector
+from kvasir.kv_connector.base import KVConnector
+from kvasir.kv_connector.forms import LOSSY
 from kvasir.node.runtime import NodeKind, run_node
 from kvasir.proto import decode_pb2, decode_pb2_grpc
 

@@ -19,17 +19,11 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, NewType, Protocol
 
 from kvasir.engine.blocks import BlockId, KVLayout
+from kvasir.kv_connector.forms import CODEC_NONE, STORED_FORMS
 
 TransferId = NewType("TransferId", str)
 BlockKey = NewType("BlockKey", bytes)  # 32 bytes: a content hash, or `transfer_key(transfer_id, index)`
-StoreKey = NewType("StoreKey", str)  # a block key, the block's form and its heads (`header.store_key`); [0-9a-z-]
-
-CODEC_NONE, CODEC_LOSSLESS, CODEC_AUTO = "none", "lossless", "auto"  # auto: one of these two
-LOSSY = ("fp16", "int8", "fp8")
-CODECS = (CODEC_NONE, CODEC_LOSSLESS, *LOSSY)  # those that a header may name
-DTYPES = ("float32", "bfloat16", "float16", "int8")
-_LOSSY_FORMS = {f"{codec}-{dtype}" for codec in LOSSY for dtype in DTYPES if dtype != "int8"}
-STORED_FORMS = frozenset(_LOSSY_FORMS | {f"exact-{dtype}" for dtype in DTYPES})
+StoreKey = NewType("StoreKey", str)  # a block key, the block's form and its heads (`stored.store_key`); [0-9a-z-]
 
 MAX_HEADER_BYTES = 4096
 MAX_TRANSFER_ID_BYTES = 255

@@ -19,23 +19,18 @@ the GPU that holds a block pack and unpack it.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 
 from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.kv_connector import codec_packing
-from kvasir.kv_connector.base import CODEC_LOSSLESS, CODEC_NONE, CODECS, DTYPES, LOSSY, BlockHeader, BlockMemory
+from kvasir.kv_connector.base import BlockHeader, BlockMemory
 from kvasir.kv_connector.codec_packing import TAG_BYTES, BadPayload, Bytes, payload_sizes
 from kvasir.kv_connector.errors import BadFrame
+from kvasir.kv_connector.forms import CODEC_NONE, CODECS, DTYPES, LOSSY, codec_for, is_convertible
 from kvasir.kv_connector.metrics import MissReason
 
 _loaded: set[tuple[str, str, str]] = set()  # codec, dtype of the sender, dtype of the receiver
-
-
-def codec_for(codec: str, layout: KVLayout) -> str:
-    """The codec itself if it makes a block of this layout smaller, else `none`."""
-    return CODEC_NONE if layout.dtype == "int8" and codec in LOSSY else codec
 
 
 def encode(codec: str, payload: memoryview, layout: KVLayout) -> memoryview:
@@ -98,28 +93,10 @@ def load(codec: str, sender: KVLayout, into: KVLayout) -> None:
     _loaded.add((codec, sender.dtype, into.dtype))
 
 
-def is_exact(codec: str, sender: KVLayout, into: KVLayout) -> bool:
-    """Whether a decoded block is, bit by bit, what a node with layout `into` computes."""
-    loses_nothing = codec in (CODEC_NONE, CODEC_LOSSLESS) or (codec, sender.dtype) == ("fp16", "float16")
-    return loses_nothing and sender.dtype == into.dtype
-
-
-@lru_cache(maxsize=64)
-def is_convertible(sender: KVLayout, into: KVLayout) -> bool:
-    """Whether the layouts have the same values in the same order. Their dtypes may differ."""
-    return sender.dtype in DTYPES and replace(sender, dtype=into.dtype) == into
-
-
 def max_payload_bytes(layout: KVLayout) -> int:
     """The largest payload of one block, whatever dtype and codec the other side has chosen."""
     sizes = [payload_sizes(codec, replace(layout, dtype=dtype)) for codec in CODECS for dtype in DTYPES]
     return max(size[-1] for size in sizes if size)
-
-
-def stored_as(codec: str, layout: KVLayout) -> str:
-    """The form in which blocks are stored, which is part of their keys. All exact blocks of a dtype share one form."""
-    kind = "exact" if is_exact(codec_for(codec, layout), layout, layout) else codec
-    return f"{kind}-{layout.dtype}"
 
 
 def _decoded(codec: str, payload: memoryview, sender: KVLayout, into: KVLayout) -> memoryview:

@@ -29,7 +29,7 @@ from kvasir.kernels.kv_codec import (
     split_planes,
 )
 from kvasir.kernels.kv_dtypes import VALUE_BYTES, row_bytes
-from kvasir.kv_connector.base import CODEC_LOSSLESS, CODEC_NONE, LOSSY
+from kvasir.kv_connector.forms import CODEC_LOSSLESS, CODEC_NONE, LOSSY
 
 Bytes = NDArray[np.uint8]
 

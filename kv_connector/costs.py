@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from kvasir.kv_connector.base import CODEC_LOSSLESS, CODEC_NONE
-
 # Tokens -> seconds that computing them here would take, including the delay of other requests; None: not known.
 ComputeCost = Callable[[int], float | None]
 
@@ -18,7 +16,6 @@ _FORGETTING = 0.7  # the share of its weight that a measurement keeps when the n
 _MIN_SECONDS = 0.2  # a bandwidth is believed after this time, or after so many blocks
 _MIN_BLOCKS = 8
 _NUM_SOURCES = 256  # meters kept
-_NO_CODEC_PAYS_BYTES_PER_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,26 +127,3 @@ class Rates:
 
     def known(self) -> dict[str, Rate]:
         return {source: meter.rate for source, meter in self._meters.items() if meter.rate is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class CodecSpeed:
-    """Measured while encoding. Decoding is assumed to be as fast."""
-
-    bytes_per_s: float
-    ratio: float  # size before / size after
-
-
-def choose_codec(bandwidth_bytes_per_s: float | None, lossless: CodecSpeed | None) -> str:
-    """The codec setting `auto`: lossless if packing and unpacking take less time than the smaller block saves.
-
-    While the bandwidth is not known, nothing is packed. While the codec's speed is not known, it is used if the
-    bandwidth is low, which measures it.
-    """
-    if bandwidth_bytes_per_s is None or bandwidth_bytes_per_s >= _NO_CODEC_PAYS_BYTES_PER_S:
-        return CODEC_NONE
-    if lossless is None:
-        return CODEC_LOSSLESS
-    packing_s = 2 / lossless.bytes_per_s
-    saved_s = (1 - 1 / max(lossless.ratio, 1e-9)) / bandwidth_bytes_per_s
-    return CODEC_LOSSLESS if packing_s < saved_s else CODEC_NONE

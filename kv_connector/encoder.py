@@ -2,20 +2,39 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from kvasir.engine.blocks import BlockId
-from kvasir.kv_connector.base import (
-    CODEC_AUTO,
-    CODEC_LOSSLESS,
-    CODEC_NONE,
-    BlockHeader,
-    BlockKey,
-    BlockMemory,
-    Frame,
-)
-from kvasir.kv_connector.codec import codec_for, encode, encode_from, is_loaded, load, stored_as
-from kvasir.kv_connector.costs import CodecSpeed, RateMeter, choose_codec
+from kvasir.kv_connector.base import BlockHeader, BlockKey, BlockMemory, Frame
+from kvasir.kv_connector.codec import encode, encode_from, is_loaded, load
+from kvasir.kv_connector.costs import RateMeter
+from kvasir.kv_connector.forms import CODEC_AUTO, CODEC_LOSSLESS, CODEC_NONE, codec_for, stored_as
 from kvasir.kv_connector.header import checksum_of, pack
+
+_NO_CODEC_PAYS_BYTES_PER_S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class CodecSpeed:
+    """Measured while encoding. Decoding is assumed to be as fast."""
+
+    bytes_per_s: float
+    ratio: float  # size before / size after
+
+
+def choose_codec(bandwidth_bytes_per_s: float | None, lossless: CodecSpeed | None) -> str:
+    """The codec setting `auto`: lossless if packing and unpacking take less time than the smaller block saves.
+
+    While the bandwidth is not known, nothing is packed. While the codec's speed is not known, it is used if the
+    bandwidth is low, which measures it.
+    """
+    if bandwidth_bytes_per_s is None or bandwidth_bytes_per_s >= _NO_CODEC_PAYS_BYTES_PER_S:
+        return CODEC_NONE
+    if lossless is None:
+        return CODEC_LOSSLESS
+    packing_s = 2 / lossless.bytes_per_s
+    saved_s = (1 - 1 / max(lossless.ratio, 1e-9)) / bandwidth_bytes_per_s
+    return CODEC_LOSSLESS if packing_s < saved_s else CODEC_NONE
 
 
 class Encoder:

@@ -10,19 +10,10 @@ from typing import NamedTuple
 import xxhash
 
 from kvasir.engine.blocks import KVLayout
-from kvasir.kv_connector.base import (
-    CODEC_NONE,
-    CODECS,
-    MAX_HEADER_BYTES,
-    STORED_FORMS,
-    BlockHeader,
-    BlockKey,
-    Frame,
-    StoreKey,
-)
-from kvasir.kv_connector.codec import is_convertible, stored_as
+from kvasir.kv_connector.base import MAX_HEADER_BYTES, BlockHeader, BlockKey, Frame
 from kvasir.kv_connector.codec_packing import payload_sizes
 from kvasir.kv_connector.errors import BadFrame
+from kvasir.kv_connector.forms import CODECS, is_convertible
 from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.wire import header_from_bytes, header_to_bytes
 
@@ -104,18 +95,6 @@ def check_payload(header: BlockHeader, payload: memoryview) -> None:
         raise BadFrame(MissReason.TRUNCATED, f"payload has {payload.nbytes} bytes of {header.payload_bytes}")
     if checksum_of(payload) != header.checksum:
         raise BadFrame(MissReason.CHECKSUM, "payload does not match its checksum")
-
-
-def store_key(key: BlockKey, layout: KVLayout, form: str | None = None) -> StoreKey:
-    """The key of a stored block. A block with one content hash may be stored in several forms and ranges of heads.
-
-    form: what `codec.stored_as` gives for the node that stored it; None: exact, in this layout's dtype. Raises
-    ValueError if there is no such form: it may come over the wire, and file names are made of it.
-    """
-    form = form or stored_as(CODEC_NONE, layout)
-    if form not in STORED_FORMS:
-        raise ValueError(f"no block is stored as {form!r}")
-    return StoreKey(f"{key.hex()}-{form}-{layout.first_kv_head}-{layout.num_kv_heads}")
 
 
 def _checksum_bytes(message: bytes) -> bytes:

@@ -8,9 +8,10 @@ from typing import NamedTuple
 from kvasir.common.own_time import OwnTime
 from kvasir.engine.blocks import KVLayout
 from kvasir.kv_connector.base import BlockHeader, BlockKey, BlockMemory, Frame, KVBlock
-from kvasir.kv_connector.codec import decode_into, is_exact, is_loaded, load, stored_as
+from kvasir.kv_connector.codec import decode_into, is_loaded, load
 from kvasir.kv_connector.costs import Rates
 from kvasir.kv_connector.errors import BadFrame
+from kvasir.kv_connector.forms import is_exact, stored_as
 from kvasir.kv_connector.header import Expected, verify
 from kvasir.kv_connector.metrics import MissReason, TransferMetrics
 from kvasir.kv_connector.settings import ConnectorSettings

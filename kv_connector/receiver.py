@@ -5,17 +5,17 @@ from collections.abc import Callable, Sequence
 
 from kvasir.common.errors import KVTransferError
 from kvasir.common.own_time import Limit, OwnTime
-from kvasir.kv_connector.base import CODEC_NONE, BlockKey, BlockMemory, KVBlock, KVConnector, Ticket
-from kvasir.kv_connector.codec import stored_as
+from kvasir.kv_connector.base import BlockKey, BlockMemory, KVBlock, KVConnector, Ticket
 from kvasir.kv_connector.costs import ComputeCost, Rates
 from kvasir.kv_connector.fetching import OnBlock
-from kvasir.kv_connector.header import store_key
+from kvasir.kv_connector.forms import CODEC_NONE, stored_as
 from kvasir.kv_connector.incoming import IncomingTransfer
 from kvasir.kv_connector.landing import ReceiverParts
 from kvasir.kv_connector.metrics import TransferMetrics
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.sources import FromPeer, FromStore, Source
 from kvasir.kv_connector.store_guard import StoreGuard
+from kvasir.kv_connector.stored import store_key
 
 
 def _unknown(num_tokens: int) -> float | None:

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvasir.common.addresses import join_address
-from kvasir.kv_connector.base import CODEC_AUTO, CODECS
 from kvasir.kv_connector.costs import CostRule
+from kvasir.kv_connector.forms import CODEC_SETTINGS
 
-CODEC_SETTINGS = (CODEC_AUTO, *CODECS)
 _SLOWEST_OF_MEASURED = 0.25
 _SLOWEST_OF_MINIMUM = 0.1  # after a stall, the measured bandwidth is near zero, and would give no deadline at all
 

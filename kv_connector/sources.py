@@ -10,9 +10,9 @@ from kvasir.common.errors import KVTransferError
 from kvasir.engine.blocks import KVLayout
 from kvasir.kv_connector.base import BlockKey, Frame, PeerConnector, StoreConnector, StoreKey, Ticket
 from kvasir.kv_connector.errors import OtherVersion
-from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.store_guard import StoreGuard
+from kvasir.kv_connector.stored import store_key
 
 log = logging.getLogger(__name__)
 

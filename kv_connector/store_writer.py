@@ -11,12 +11,13 @@ from contextlib import suppress
 from kvasir.common.errors import KVTransferError
 from kvasir.common.own_time import Limit, OwnTime
 from kvasir.engine.blocks import BlockId, KVLayout
-from kvasir.kv_connector.base import CODEC_NONE, Frame, KVBlock, StoreConnector, StoreKey
+from kvasir.kv_connector.base import Frame, KVBlock, StoreConnector, StoreKey
 from kvasir.kv_connector.encoder import Encoder
-from kvasir.kv_connector.header import store_key
+from kvasir.kv_connector.forms import CODEC_NONE
 from kvasir.kv_connector.metrics import TransferMetrics
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.store_guard import StoreGuard
+from kvasir.kv_connector.stored import store_key
 
 log = logging.getLogger(__name__)
 

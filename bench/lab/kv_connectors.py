@@ -18,11 +18,11 @@ from kvasir.bench.lab.kv_pipe import Answer, Teller, checksum
 from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.engine.kv_cache import KVCache
 from kvasir.kv_connector.base import BlockKey, Endpoint, KVBlock, Ticket, TransferId
-from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.receiver import KVReceiver
 from kvasir.kv_connector.registry import open_connector
 from kvasir.kv_connector.sender import KVSender
 from kvasir.kv_connector.settings import ConnectorSettings
+from kvasir.kv_connector.stored import store_key
 
 _IDENTITY = bytes(32)
 

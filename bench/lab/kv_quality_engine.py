@@ -19,7 +19,8 @@ from kvasir.engine.model_runner import ModelRunner
 from kvasir.engine.request import Phase, Request, RequestId
 from kvasir.engine.scheduler import Scheduler
 from kvasir.kv_connector.base import BlockHeader, BlockKey, Frame
-from kvasir.kv_connector.codec import decode, encode, is_exact
+from kvasir.kv_connector.codec import decode, encode
+from kvasir.kv_connector.forms import is_exact
 from kvasir.kv_connector.header import Expected, checksum_of, pack, verify
 
 _IDENTITY, _KEY = bytes(32), BlockKey(bytes(32))

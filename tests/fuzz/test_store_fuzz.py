@@ -15,10 +15,10 @@ import redis
 
 from kvasir.common.errors import KVTransferError
 from kvasir.kv_connector.base import BlockKey, StoreKey
-from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.redis.blocks import exist, read, remove
 from kvasir.kv_connector.redis.link import RedisLink
 from kvasir.kv_connector.settings import ConnectorSettings
+from kvasir.kv_connector.stored import store_key
 from kvasir.kv_connector.testing import SMALL, Pair, pairs_of, random_keys
 from tests.fuzz.mutation import mutated
 from tests.fuzz.test_tcp_fuzz import NUM_INPUTS, num_open_files, resident_bytes

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvasir.kv_connector.codec import stored_as
+from kvasir.kv_connector.forms import stored_as
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.proto import common_pb2, decode_pb2
 from tests.unit.node.fakes import (

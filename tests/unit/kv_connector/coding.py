@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from kvasir.engine.blocks import KVLayout
 from kvasir.kernels.kv_codec import convert_reference
-from kvasir.kv_connector.base import CODECS, DTYPES, BlockHeader, BlockKey, Frame
+from kvasir.kv_connector.base import BlockHeader, BlockKey, Frame
 from kvasir.kv_connector.codec import decode, encode
+from kvasir.kv_connector.forms import CODECS, DTYPES
 from kvasir.kv_connector.header import Expected, checksum_of, pack, verify
 from kvasir.kv_connector.testing import IDENTITY
 from tests.unit.kernels.paged import in_dtype

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.engine.cuda_blocks import DeviceBlocks
 from kvasir.engine.kv_cache import KVCache
-from kvasir.kv_connector.base import CODECS
-from kvasir.kv_connector.codec import decode, decode_into, encode, encode_from, is_exact, max_payload_bytes
+from kvasir.kv_connector.codec import decode, decode_into, encode, encode_from, max_payload_bytes
 from kvasir.kv_connector.codec_packing import payload_sizes
 from kvasir.kv_connector.errors import BadFrame
+from kvasir.kv_connector.forms import CODECS, is_exact
 from kvasir.kv_connector.testing import LARGE, SMALL
 from tests.unit.kv_connector.coding import (
     FLOATS,

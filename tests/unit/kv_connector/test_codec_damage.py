@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvasir.engine.blocks import KVLayout
-from kvasir.kv_connector.base import CODECS, Frame
+from kvasir.kv_connector.base import Frame
 from kvasir.kv_connector.codec import decode, encode
 from kvasir.kv_connector.codec_packing import payload_sizes
 from kvasir.kv_connector.errors import BadFrame
+from kvasir.kv_connector.forms import CODECS
 from kvasir.kv_connector.header import pack, verify
 from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.testing import LARGE, SMALL

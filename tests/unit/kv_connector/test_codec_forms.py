@@ -12,12 +12,14 @@ from kvasir.engine.blocks import KVLayout
 from kvasir.engine.kv_cache import cache_shape
 from kvasir.kernels.kv_codec import convert_reference
 from kvasir.kernels.kv_rows import read_rows
-from kvasir.kv_connector.base import CODECS, DTYPES, LOSSY, STORED_FORMS, Frame
-from kvasir.kv_connector.codec import codec_for, decode, encode, is_exact, stored_as
+from kvasir.kv_connector.base import Frame
+from kvasir.kv_connector.codec import decode, encode
 from kvasir.kv_connector.codec_packing import payload_sizes
 from kvasir.kv_connector.errors import BadFrame
-from kvasir.kv_connector.header import pack, store_key, verify
+from kvasir.kv_connector.forms import CODECS, DTYPES, LOSSY, STORED_FORMS, codec_for, is_exact, stored_as
+from kvasir.kv_connector.header import pack, verify
 from kvasir.kv_connector.metrics import MissReason
+from kvasir.kv_connector.stored import store_key
 from kvasir.kv_connector.testing import SMALL
 from tests.unit.kv_connector.coding import (
     KEY,

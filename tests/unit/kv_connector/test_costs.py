@@ -2,8 +2,7 @@
 
 import pytest
 
-from kvasir.kv_connector.base import CODEC_LOSSLESS, CODEC_NONE
-from kvasir.kv_connector.costs import CodecSpeed, CostRule, Rate, RateMeter, Rates, choose_codec
+from kvasir.kv_connector.costs import CostRule, Rate, RateMeter, Rates
 
 BLOCK = 1000
 MEGA = 10**6
@@ -115,19 +114,3 @@ def test_waiting_ends_when_it_has_cost_what_computing_costs() -> None:
     assert rule.give_up_after_s(5.0) == 5.0
     assert rule.give_up_after_s(0.01) == 1.0, "a hiccup is no verdict"
     assert rule.give_up_after_s(None) == float("inf")
-
-
-@pytest.mark.parametrize(
-    ("bandwidth", "lossless", "codec"),
-    [
-        (None, None, CODEC_NONE),
-        (5e9, None, CODEC_NONE),  # nothing packs as fast as that
-        (10 * MEGA, None, CODEC_LOSSLESS),  # slow enough to find out
-        (10 * MEGA, CodecSpeed(400 * MEGA, 1.5), CODEC_LOSSLESS),
-        (10 * MEGA, CodecSpeed(400 * MEGA, 1.0), CODEC_NONE),  # it packs nothing
-        (500 * MEGA, CodecSpeed(400 * MEGA, 1.5), CODEC_NONE),
-        (10 * MEGA, CodecSpeed(20 * MEGA, 1.5), CODEC_NONE),  # a slow packer
-    ],
-)
-def test_auto_packs_where_that_saves_time(bandwidth: float | None, lossless: CodecSpeed | None, codec: str) -> None:
-    assert choose_codec(bandwidth, lossless) == codec

@@ -8,14 +8,16 @@ import pytest
 
 from kvasir.engine.blocks import BlockId, KVLayout
 from kvasir.kv_connector import codec, encoder, landing
-from kvasir.kv_connector.base import CODEC_LOSSLESS, CODECS, BlockKey
+from kvasir.kv_connector.base import BlockKey
 from kvasir.kv_connector.codec import encode
 from kvasir.kv_connector.costs import CostRule, RateMeter
-from kvasir.kv_connector.encoder import Encoder
-from kvasir.kv_connector.settings import CODEC_SETTINGS, ConnectorSettings
+from kvasir.kv_connector.encoder import CodecSpeed, Encoder, choose_codec
+from kvasir.kv_connector.forms import CODEC_LOSSLESS, CODEC_NONE, CODEC_SETTINGS, CODECS
+from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.testing import SMALL, ArrayMemory, Pair, open_node, random_keys
 
 BLOCK = BlockId(0)
+MEGA = 10**6
 
 
 class SlowAtFirst:
@@ -95,3 +97,19 @@ async def test_a_peers_codec_is_loaded_beside_the_event_loop(
     assert len(threads) == (0 if needs_nothing else 1)
     assert threading.main_thread() not in threads
     assert result.missing == (), "the time that it took is nobody's fault"
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "lossless", "codec"),
+    [
+        (None, None, CODEC_NONE),
+        (5e9, None, CODEC_NONE),  # nothing packs as fast as that
+        (10 * MEGA, None, CODEC_LOSSLESS),  # slow enough to find out
+        (10 * MEGA, CodecSpeed(400 * MEGA, 1.5), CODEC_LOSSLESS),
+        (10 * MEGA, CodecSpeed(400 * MEGA, 1.0), CODEC_NONE),  # it packs nothing
+        (500 * MEGA, CodecSpeed(400 * MEGA, 1.5), CODEC_NONE),
+        (10 * MEGA, CodecSpeed(20 * MEGA, 1.5), CODEC_NONE),  # a slow packer
+    ],
+)
+def test_auto_packs_where_that_saves_time(bandwidth: float | None, lossless: CodecSpeed | None, codec: str) -> None:
+    assert choose_codec(bandwidth, lossless) == codec

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from kvasir.common.hashing import block_hashes, root_hash
 from kvasir.kv_connector.base import BlockHeader, BlockKey, Frame
 from kvasir.kv_connector.errors import BadFrame
-from kvasir.kv_connector.header import Expected, checksum_of, pack, store_key, unpack, verify
+from kvasir.kv_connector.header import Expected, checksum_of, pack, unpack, verify
 from kvasir.kv_connector.metrics import MissReason
-from kvasir.kv_connector.stored import before_payload, split
+from kvasir.kv_connector.stored import before_payload, split, store_key
 from kvasir.kv_connector.testing import IDENTITY, SMALL
 
 KEY = BlockKey(bytes(32))
@@ -71,7 +71,7 @@ def test_every_process_gives_a_prompt_the_same_names() -> None:
     """Seen elsewhere: a hash chain seeded per process, so that no instance ever hit what another had stored."""
     code = (
         "from kvasir.common.hashing import block_hashes, root_hash\n"
-        "from kvasir.kv_connector.header import store_key\n"
+        "from kvasir.kv_connector.stored import store_key\n"
         "from kvasir.kv_connector.testing import IDENTITY, SMALL\n"
         "print(*(store_key(h, SMALL) for h in block_hashes(root_hash(IDENTITY, 'salt'), range(64), 16)))"
     )

@@ -12,9 +12,9 @@ import redis
 from kvasir.common.errors import KVTransferError
 from kvasir.engine.blocks import BlockId
 from kvasir.kv_connector.base import Frame
-from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.redis.connector import RedisConnector
+from kvasir.kv_connector.stored import store_key
 from kvasir.kv_connector.testing import LARGE, SMALL, Pair, pairs_of, random_keys, until
 from tests.unit.kv_connector.store_tools import end_back_off, fetch, layout_of, settings_of
 from tests.valkey import RedisServer

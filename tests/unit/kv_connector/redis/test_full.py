@@ -7,9 +7,9 @@ import redis
 
 from kvasir.common.errors import KVTransferError
 from kvasir.engine.blocks import BlockId
-from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.redis.blocks import PIECE_BYTES
+from kvasir.kv_connector.stored import store_key
 from kvasir.kv_connector.testing import Pair, pairs_of, random_keys
 from tests.unit.kv_connector.store_tools import end_back_off, fetch, layout_of, settings_of
 from tests.valkey import RedisServer

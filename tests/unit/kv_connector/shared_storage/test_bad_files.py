@@ -11,9 +11,9 @@ import pytest
 
 from kvasir.common.errors import KVTransferError
 from kvasir.engine.blocks import BlockId
-from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.metrics import MissReason
 from kvasir.kv_connector.settings import ConnectorSettings
+from kvasir.kv_connector.stored import store_key
 from kvasir.kv_connector.testing import SMALL, Connect, random_keys, until
 from tests.unit.kv_connector.shared_storage.conftest import (
     DEADLINE_S,

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from kvasir.kv_connector.base import Frame, StoreKey
-from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.shared_storage.connector import SharedStorageConnector
+from kvasir.kv_connector.stored import store_key
 from kvasir.kv_connector.testing import LARGE, SMALL, Connect, Pair, open_node, random_keys, until
 from tests.unit.kv_connector.shared_storage.conftest import (
     DEADLINE_S,

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from kvasir.common.errors import KVTransferError
-from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.shared_storage.connector import SharedStorageConnector
+from kvasir.kv_connector.stored import store_key
 from kvasir.kv_connector.testing import SMALL, Connect, pairs_of, random_keys
 from tests.unit.kv_connector.shared_storage.conftest import (
     DEADLINE_S,

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from kvasir.kv_connector.base import Frame, StoreKey
-from kvasir.kv_connector.header import store_key
 from kvasir.kv_connector.settings import ConnectorSettings
 from kvasir.kv_connector.shared_storage.connector import SharedStorageConnector
 from kvasir.kv_connector.shared_storage.files import OPEN_FLAGS, OpenFolder
 from kvasir.kv_connector.shared_storage.folder import BlockFolder
 from kvasir.kv_connector.shared_storage.names import new_aside
 from kvasir.kv_connector.shared_storage.quota import Quota
+from kvasir.kv_connector.stored import store_key
 from kvasir.kv_connector.testing import LARGE, SMALL, pairs_of, random_keys
 from tests.unit.kv_connector.store_tools import fetch
 from tests.waiting import wait_until
