@@ -68,7 +68,7 @@ lint: $(VENV)/test-installed
 
 .PHONY: types
 types: $(VENV)/test-installed
-	$(BIN)/mypy -p kvasir
+	$(BIN)/mypy --num-workers 2 -p kvasir
 
 .PHONY: unit
 unit: $(VENV)/test-installed
