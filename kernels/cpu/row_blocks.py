@@ -28,20 +28,23 @@ def expand_slab(panels: Any, p: Any, scales: Any, scale_bytes: Any, group_size: 
 
 
 @compiled
-def _multiply_rows(x: Any, start: Any, stop: Any, panels: Any, span: Any, is_float32: Any, scales: Any, group_size: Any,
-                   zeros: Any, bias: Any, out: Any, slab: Any, edge: Any) -> None:  # fmt: skip
+def _multiply_rows(x: Any, start: Any, stop: Any, panels: Any, span: Any, next_span: Any, is_float32: Any, scales: Any,
+                   group_size: Any, zeros: Any, bias: Any, out: Any, slab: Any, edge: Any) -> None:  # fmt: skip
     """out[start:stop] of SPAN panels = x @ panels + bias, slab by slab of their inputs
 
     The bias comes last, as in products of few rows, so that both add the same numbers in the same order.
 
     Panels of other numbers become float32 in `slab`, once for all of these rows. A tile that sticks out is made in
-    `edge`.
+    `edge`. All tiles together fetch the panels of the next span, so that they come in evenly.
     """
     num_inputs = x.shape[1]
     scale_bytes = scales.shape[1] // ((num_inputs + group_size - 1) // group_size)
     p, other = SPAN * span, min(SPAN * span + 1, panels.shape[0] - 1)
     first_output = p * PANEL
     width = min(SPAN * PANEL, out.shape[1] - first_output)
+    ahead = panels.ctypes.data + SPAN * next_span * panels.strides[0]
+    num_steps = (stop - start + SPAN_ROWS - 1) // SPAN_ROWS * num_inputs
+    ahead_step = (SPAN * panels.strides[0] + num_steps - 1) // num_steps
     for first in range(0, num_inputs, _INPUTS_OF_A_SLAB):
         count = min(_INPUTS_OF_A_SLAB, num_inputs - first)
         weights = panels.ctypes.data + p * panels.strides[0] + first * 4 * PANEL
@@ -61,8 +64,10 @@ def _multiply_rows(x: Any, start: Any, stop: Any, panels: Any, span: Any, is_flo
                 _copy(out[t : t + rows, first_output : first_output + width], edge)
             multiply_span(
                 x.ctypes.data + t * x.strides[0] + first * 4, x.strides[0], rows, weights, weights_stride, count,
+                ahead, ahead_step,
                 zeros.ctypes.data if first == 0 else place, 0 if first == 0 else stride, end.ctypes.data, place, stride,
             )  # fmt: skip
+            ahead += ahead_step * count
             if not is_whole:
                 _copy(edge[:rows, :width], out[t:, first_output:])
 
@@ -87,14 +92,14 @@ def multiply_many(counter: Any, x: Any, panels: Any, is_float32: Any, scales: An
     slab = empty_in_lines((SPAN, 0 if is_float32 else inputs, PANEL))
     edge, zeros = zeros_in_lines((SPAN_ROWS, SPAN * PANEL)), zeros_in_lines((SPAN * PANEL,))
     span_bias = zeros_in_lines((SPAN * PANEL,))
-    while True:
-        piece = next_piece(counter)
+    piece = next_piece(counter)
+    while piece // num_spans * block < num_tokens:  # whole tiles may leave the last block nothing
+        following = next_piece(counter)
         start, span = piece // num_spans * block, piece % num_spans
-        if start >= num_tokens:
-            return
         if has_bias:
             first = span * SPAN * PANEL
             for c in range(min(SPAN * PANEL, len(bias) - first)):
                 span_bias[c] = bias[first + c]
-        _multiply_rows(x, start, min(start + block, num_tokens), panels, span, is_float32, scales, group_size, zeros,
-                       span_bias, out, slab, edge)  # fmt: skip
+        _multiply_rows(x, start, min(start + block, num_tokens), panels, span, following % num_spans, is_float32,
+                       scales, group_size, zeros, span_bias, out, slab, edge)  # fmt: skip
+        piece = following

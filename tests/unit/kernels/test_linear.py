@@ -71,6 +71,11 @@ def test_many_outputs_and_inputs() -> None:
         torch.testing.assert_close(linear(x), linear_reference(x, weight), rtol=1e-4, atol=1e-3)
 
 
+def test_blocks_of_whole_tiles_that_leave_the_last_one_nothing() -> None:
+    weight, x = torch.randn(33, 1536), torch.randn(5100, 1536)  # 51 blocks of at most 100 rows, which become 102
+    torch.testing.assert_close(PackedLinear(weight)(x), linear_reference(x, weight), rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize("how", ["none", "fp16", "int8", "int4"])
 def test_more_inputs_than_stay_in_the_cache(how: Quantization) -> None:
     weight, bias, x = torch.randn(100, 3200), torch.randn(100), torch.randn(71, 3200)
