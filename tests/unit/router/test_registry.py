@@ -100,7 +100,7 @@ async def test_two_nodes_of_one_address_do_not_take_each_others_place_for_ever(
         await until(lambda: cluster.dispatcher.is_ready)
         assert cluster.metric("kvasir:nodes_joined_total", role="decode") == 2
         assert len(tokens_of(await collect(cluster.dispatcher.generate(a_request())))) == 12
-    assert caplog.text.count("two nodes take each other's place") == 1
+    assert "two nodes take each other's place" in caplog.text
 
 
 async def test_static_nodes_are_dialled_until_they_are_there_and_again_when_lost() -> None:
