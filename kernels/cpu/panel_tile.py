@@ -69,6 +69,48 @@ def multiply_panel(
 
 
 @intrinsic
+def add_part(
+    typing: Any, x: Any, x_stride: Any, num_rows: Any, part: Any, num_inputs: Any, ahead: Any, ahead_step: Any,
+    sums: Any, sums_stride: Any,
+) -> Any:  # fmt: skip
+    """sums[R, PANEL] += x[R] @ part, by address. R <= ROWS[-1]
+
+    part: [num_inputs, PANEL] float32, expanded from a panel; it should be in the first cache
+    strides: bytes a row  ahead: address to fetch into the cache, `ahead_step` bytes further with each input
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        x, x_stride, num_rows, part, num_inputs, ahead, ahead_step, sums, sums_stride = arguments
+
+        def add(rows: int) -> None:
+            x_rows = [tile_code.row_or_last(builder, x, x_stride, r, num_rows) for r in range(rows)]
+            places = [tile_code.row_or_last(builder, sums, sums_stride, r, num_rows) for r in range(rows)]
+            _add_part(builder, x_rows, part, num_inputs, ahead, ahead_step, places)
+
+        tile_code.by_number_of_rows(builder, num_rows, ROWS, add)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 9), codegen
+
+
+def _add_part(
+    builder: Any, x_rows: list[Any], part: Any, num_inputs: Any, ahead: Any, ahead_step: Any, places: list[Any]
+) -> None:
+    """Each of the places += the row of x @ part. All are addresses."""
+    cells = [cgutils.alloca_once(builder, _VECTOR) for _ in places]
+    for cell, place in zip(cells, places, strict=True):
+        builder.store(tile_code.load(builder, place, 0, _VECTOR), cell)
+    with cgutils.for_range_slice(builder, _NOTHING, num_inputs, number(1), intp=I64) as (k, _):
+        tile_code.fetch(builder, tile_code.row(builder, ahead, ahead_step, k), cache=2)
+        weights = tile_code.load(builder, tile_code.row(builder, part, number(4 * PANEL), k), 0, _VECTOR)
+        for x_row, cell in zip(x_rows, cells, strict=True):
+            value = tile_code.load(builder, tile_code.row(builder, x_row, number(4), k), 0, F32)
+            tile_code.fuse(builder, cell, tile_code.spread(builder, value, PANEL), weights)
+    for cell, place in zip(cells, places, strict=True):
+        builder.store(builder.load(cell), tile_code.pointer(builder, place, 0, _VECTOR), align=4)
+
+
+@intrinsic
 def expand_panel(typing: Any, panel: Any, address: Any, scales: Any, first: Any, count: Any, out: Any) -> Any:
     """out[count, PANEL] = panel[first : first + count] as float32, by address; the other arguments as above"""
     kind = panel.dtype

@@ -5,12 +5,10 @@ Few rows take each panel as it comes from memory; many rows go in blocks.
 
 from typing import Any
 
-import numpy as np
-
 from kvasir.kernels.cpu.compiling import carray, compiled, lazy_loop
-from kvasir.kernels.cpu.panel_tile import PANEL, ROWS, has_groups, multiply_panel
+from kvasir.kernels.cpu.panel_tile import PANEL, ROWS, add_part, has_groups, multiply_panel
 from kvasir.kernels.cpu.row_blocks import expand_slab, multiply_many
-from kvasir.kernels.cpu.simd import float32_array, int8_array, next_piece, uint8_array, uint16_array
+from kvasir.kernels.cpu.simd import empty_in_lines, float32_array, int8_array, next_piece, uint8_array, uint16_array
 
 # Shapes: T tokens  I inputs  O outputs  P panels of PANEL outputs  G groups of inputs with scales of their own
 MOST_PIECES = 32
@@ -18,7 +16,8 @@ _MOST_ROWS = ROWS[-1]
 _FEWER_ROWS = ROWS[-2]
 _AHEAD_BYTES = 8192
 _MANY_ROWS = 64  # from here on, rows go in blocks
-_INPUTS_AT_ONCE = 384  # of a panel in groups that several tiles share
+_INPUTS_OF_A_PART = 144  # of a panel: what several tiles share stays in the first cache
+_PARTS_AHEAD = 2
 
 
 @compiled
@@ -55,33 +54,34 @@ def _write(sums: Any, start: Any, count: Any, first_output: Any, width: Any, bia
 
 @compiled
 def _multiply_expanded(x: Any, panels: Any, p: Any, next_panel: Any, scales: Any, scale_bytes: Any, group_size: Any,
-                       slab: Any, sums: Any) -> None:  # fmt: skip
-    """sums = x @ panel p, slab by slab of its inputs: each becomes float32 once for all tiles"""
+                       part: Any, sums: Any) -> None:  # fmt: skip
+    """sums = x @ panel p, part by part of its inputs: each becomes float32 once for all tiles"""
     num_tokens, num_inputs = x.shape
-    input_bytes = panels.strides[0] // num_inputs
-    part = sums[num_tokens:]  # of one tile and one slab
-    for r in range(num_tokens):
-        for c in range(PANEL):
-            sums[r, c] = 0
-    for first in range(0, num_inputs, len(slab)):
-        count = min(len(slab), num_inputs - first)
-        expand_slab(panels, p, scales, scale_bytes, group_size, first, count, slab)
-        ahead, ahead_step = next_panel + first * input_bytes, input_bytes  # the first tile fetches the next panel
+    panel, input_bytes = panels.ctypes.data + p * panels.strides[0], panels.strides[0] // num_inputs
+    num_tiles = (num_tokens + _MOST_ROWS - 1) // _MOST_ROWS
+    distance = min(_PARTS_AHEAD * len(part), num_inputs)
+    sums[:] = 0
+    for first in range(0, num_inputs, len(part)):
+        count = min(len(part), num_inputs - first)
+        expand_slab(panels, p, scales, scale_bytes, group_size, first, count, part)
+        # All tiles fetch a later part together, so that it comes in evenly.
+        later = first + distance
+        ahead = panel + later * input_bytes if later < num_inputs else next_panel + (later - num_inputs) * input_bytes
+        ahead_step = (input_bytes + num_tiles - 1) // num_tiles
         t = 0
         while t < num_tokens:
             rows = rows_of_tile(num_tokens - t)
-            _tile(x, t, first, count, rows, slab, slab.ctypes.data, 0, 0, count, ahead, ahead_step, count, 0,
-                  part.ctypes.data, part.strides[0])  # fmt: skip
-            for r in range(rows):
-                for c in range(PANEL):
-                    sums[t + r, c] += part[r, c]
-            ahead_step = 0
+            add_part(
+                x.ctypes.data + t * x.strides[0] + 4 * first, x.strides[0], rows, part.ctypes.data, count, ahead,
+                ahead_step, sums.ctypes.data + t * sums.strides[0], sums.strides[0],
+            )  # fmt: skip
+            ahead += ahead_step * count
             t += rows
 
 
 @compiled
 def _multiply_panel(x: Any, panels: Any, p: Any, next_p: Any, scales: Any, group_size: Any, bias: Any, has_bias: Any,
-                    out: Any, slab: Any, sums: Any) -> None:  # fmt: skip
+                    out: Any, part: Any, sums: Any) -> None:  # fmt: skip
     num_tokens, num_inputs = x.shape
     panel, panel_bytes = panels.ctypes.data + p * panels.strides[0], panels.strides[0]
     panel_scales = scales.ctypes.data + p * scales.strides[0]
@@ -89,8 +89,8 @@ def _multiply_panel(x: Any, panels: Any, p: Any, next_p: Any, scales: Any, group
     first_output = p * PANEL
     width = min(PANEL, out.shape[1] - first_output)
     next_panel = panels.ctypes.data + next_p * panels.strides[0]
-    if num_tokens > 2 * _MOST_ROWS and has_groups(panels):  # else it would not pay
-        _multiply_expanded(x, panels, p, next_panel, scales, scale_bytes, group_size, slab, sums)
+    if len(part) > 0:
+        _multiply_expanded(x, panels, p, next_panel, scales, scale_bytes, group_size, part, sums)
         _write(sums, 0, num_tokens, first_output, width, bias, has_bias, out)
         return
     # A single tile is as fast as memory: it always fetches what it will need so many bytes later, at last of the next
@@ -120,15 +120,16 @@ def _multiply_few(counter: Any, x: Any, panels: Any, scales: Any, group_size: An
                   ) -> None:  # fmt: skip
     num_panels = panels.shape[0]
     panels_a_piece = max(1, num_panels // MOST_PIECES)
-    slab = np.empty((_INPUTS_AT_ONCE, PANEL), np.float32)
-    sums = np.empty((len(x) + _MOST_ROWS, PANEL), np.float32)
+    is_expanded = has_groups(panels) and len(x) > _MOST_ROWS  # for one tile it would not pay; nor for float16
+    part = empty_in_lines((_INPUTS_OF_A_PART if is_expanded else 0, PANEL))
+    sums = empty_in_lines((len(x), PANEL))
     piece = next_piece(counter)
     while piece * panels_a_piece < num_panels:
         next_first = next_piece(counter)
         end = min((piece + 1) * panels_a_piece, num_panels)
         for p in range(piece * panels_a_piece, end):
             next_p = p + 1 if p + 1 < end else next_first * panels_a_piece
-            _multiply_panel(x, panels, p, next_p, scales, group_size, bias, has_bias, out, slab, sums)
+            _multiply_panel(x, panels, p, next_p, scales, group_size, bias, has_bias, out, part, sums)
         piece = next_first
 
 

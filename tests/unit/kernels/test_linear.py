@@ -51,15 +51,15 @@ def test_groups_of_any_size(group_size: int, num_inputs: int) -> None:
     torch.testing.assert_close(PackedLinear(weight)(x), linear_reference(x, weight.dequantized()), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("how", ["none", "fp16"])
-@pytest.mark.parametrize("num_inputs", [64, 1700])  # the second in slabs
-def test_a_row_has_the_same_bits_among_few_rows_and_many(how: Quantization, num_inputs: int) -> None:
-    """Not so one row and two, which have several sums for each output, and groups, which have scales of their own."""
+@pytest.mark.parametrize(("how", "fewest"), [("none", 3), ("fp16", 3), ("int8", 13), ("int4", 13)])
+@pytest.mark.parametrize("num_inputs", [64, 1700])  # the second in parts and in slabs
+def test_a_row_has_the_same_bits_among_few_rows_and_many(how: Quantization, fewest: int, num_inputs: int) -> None:
+    """Not so one row and two, which have several sums for each output, and one tile of rows, whose sums are scaled."""
     weight, bias, x = torch.randn(100, num_inputs), torch.randn(100), torch.randn(200, num_inputs)
     with quantizing(how):
         linear = PackedLinear(weight, bias)
     together = linear(x)
-    for num_tokens in (3, 5, 12, 13, 40, 63, 64, 71):
+    for num_tokens in (fewest, 5 + fewest, 25, 40, 63, 64, 71):
         assert torch.equal(linear(x[:num_tokens]), together[:num_tokens]), num_tokens
 
 
