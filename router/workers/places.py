@@ -2,6 +2,7 @@
 
 from __future__ import annotations  # grpc's classes are generic in their stubs alone
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,8 @@ async def answer_of(method: Any, request: Any, within_s: float) -> Any:
         raise NoAnswer(error.code().name) from error
     except grpc.aio.UsageError as error:  # the channel has been closed
         raise NoAnswer(str(error)) from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise NoAnswer("the channel was closed meanwhile") from None  # which cancels its calls, and not who waits
