@@ -94,16 +94,20 @@ class Hub(workers_pb2_grpc.WorkersHubServiceServicer):
 
     async def Gather(self, request: pb.GatherRequest, context: Any) -> pb.GatherResponse:
         workers = [worker for worker in self._workers if worker.is_up]
-        contents = await asyncio.gather(*(worker.tell(request.topic, request.argument) for worker in workers))
-        if request.topic == pb.TOPIC_READY:
-            silent = [worker for worker, content in zip(workers, contents, strict=True) if content is None]
-            if not all(await asyncio.gather(*(worker.ends_soon() for worker in silent))):  # clients would wait for it
-                contents.append(b"a worker does not answer")
+        contents = await asyncio.gather(*(_told(worker, request) for worker in workers))
         return pb.GatherResponse(contents=[content for content in contents if content is not None])
 
     async def TotalMetrics(self, request: pb.TotalMetricsRequest, context: Any) -> pb.TotalMetricsResponse:
         await self.refresh()
         return pb.TotalMetricsResponse(content=self._totals.render())
+
+
+async def _told(worker: WorkerProcess, request: pb.GatherRequest) -> bytes | None:
+    """None if it does not answer, and need not."""
+    content = await worker.tell(request.topic, request.argument)
+    if content is None and request.topic == pb.TOPIC_READY and not await worker.ends_soon():
+        return b"a worker does not answer"  # and clients would wait for it
+    return content
 
 
 def _budget(message: pb.Budget) -> Budget:

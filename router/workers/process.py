@@ -79,11 +79,12 @@ class WorkerProcess:
 
     async def ends_soon(self) -> bool:
         """It has closed its connections: is it dead?"""
-        assert self._process is not None, "it has been started"
+        process = self._process  # and not the one that takes its place
+        assert process is not None, "it has been started"
         with suppress(TimeoutError):
             async with own_timeout(_ENDS_WITHIN_S):
-                await self._process.wait()
-        return not self.is_running
+                await process.wait()
+        return process.returncode is not None
 
     async def wait(self) -> int:
         """Its exit status; nothing of it is left then."""

@@ -1,5 +1,6 @@
 """Places of workers that die are free, however late they were asked for; and nobody is ready who says nothing."""
 
+import asyncio
 from pathlib import Path
 
 from kvasir.proto import workers_pb2 as pb
@@ -7,6 +8,7 @@ from kvasir.router.openai.responses.store import MemoryResponseStore
 from kvasir.router.workers.hub import Hub
 from kvasir.router.workers.places import Places
 from kvasir.router.workers.process import WorkerProcess
+from tests.waiting import until
 
 
 async def enters(hub: Hub, worker: int, member: str) -> bool:
@@ -28,15 +30,24 @@ async def test_a_worker_that_has_died_takes_no_place_with_it() -> None:
 
 
 class Talking(WorkerProcess):
-    """`says` is what it answers; None: it does not."""
+    """`says` is what it answers, once it `may_say` it; None: it does not."""
 
     says: bytes | None = b""
     is_dying = False
+    was_watched = False
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number, Places(Path("/nowhere")), b"")
+        self.is_up = True
+        self.may_say = asyncio.Event()
+        self.may_say.set()
 
     async def tell(self, topic: pb.Topic.ValueType, argument: str = "") -> bytes | None:
+        await self.may_say.wait()
         return self.says
 
     async def ends_soon(self) -> bool:
+        self.was_watched = True
         return self.is_dying
 
 
@@ -46,9 +57,8 @@ async def why_not_ready(hub: Hub) -> list[bytes]:
 
 
 async def test_a_router_is_not_ready_while_one_of_its_workers_does_not_answer() -> None:
-    one, other = workers = [Talking(number, Places(Path("/nowhere")), b"") for number in range(2)]
+    _, other = workers = [Talking(number) for number in range(2)]
     hub = Hub(workers, MemoryResponseStore(ttl_s=60, max_bytes=1 << 20))
-    one.is_up = other.is_up = True
     assert await why_not_ready(hub) == []
     other.says = None
     assert await why_not_ready(hub) == [b"a worker does not answer"]
@@ -58,3 +68,16 @@ async def test_a_router_is_not_ready_while_one_of_its_workers_does_not_answer() 
     assert await why_not_ready(hub) == []
     other.is_up, other.says = True, b"no decode node is here"
     assert await why_not_ready(hub) == [b"no decode node is here"]
+
+
+async def test_a_worker_that_dies_is_not_taken_for_the_one_in_its_place() -> None:
+    """While another one took its time to answer, the new process had been started, which says nothing yet."""
+    slow, dying = workers = [Talking(number) for number in range(2)]
+    hub = Hub(workers, MemoryResponseStore(ttl_s=60, max_bytes=1 << 20))
+    slow.may_say.clear()
+    dying.says, dying.is_dying = None, True
+    asking = asyncio.create_task(why_not_ready(hub))
+    await until(lambda: dying.was_watched)
+    dying.is_dying = False  # it is another process now
+    slow.may_say.set()
+    assert await asking == []
