@@ -38,7 +38,7 @@ _SILENT_FOR_S = 30.0  # a worker that says nothing for so long is killed
 _KILL_AFTER_S = 10.0  # the grace time is over, and a worker is still there
 _LONG_ENOUGH_S = 60.0  # a worker that lived so long is started again at once
 _LONGEST_DELAY_S = 30.0
-_KNOWS_NODES_WITHIN_S = 5.0
+_KNOWS_NODES_WITHIN_S = 10.0
 
 
 async def serve_workers(config: RouterConfig) -> int:
