@@ -42,7 +42,8 @@ class Budgets(Protocol):
         ...
 
     async def enter(self, name: str, member: str, num_places: int, ttl_s: float) -> bool:
-        """Take a place; False if all are taken. It is free again after `leave`, or `ttl_s` if that never comes."""
+        """Take a place, or keep the one it has; False if all are taken. It is free again after `leave`, or `ttl_s` if
+        that never comes."""
         ...
 
     async def leave(self, name: str, member: str) -> None: ...
@@ -83,9 +84,9 @@ class MemoryBudgets:
         now = self._clock()
         room = {one: until for one, until in self._rooms.get(name, {}).items() if until > now}
         self._rooms[name] = room
-        if len(room) >= num_places:
+        if member not in room and len(room) >= num_places:
             return False
-        room[member] = now + ttl_s
+        room.setdefault(member, now + ttl_s)
         return True
 
     async def leave(self, name: str, member: str) -> None:

@@ -32,9 +32,11 @@ if level >= wanted then
 end
 return string.format('%.17g', level)
 """
+# It may be sent twice: a connection breaks after the server has acted, too.
 _ENTER = """
 local now = redis.call('TIME'); now = now[1] + now[2] / 1e6
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+if redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 1 end
 if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[2]) then return 0 end
 redis.call('ZADD', KEYS[1], now + ARGV[3], ARGV[1])
 redis.call('PEXPIRE', KEYS[1], math.ceil(1000 * ARGV[3]) + 1000)

@@ -1,8 +1,6 @@
 """The same in memory and in a real Redis."""
 
 import asyncio
-import os
-import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 
@@ -72,6 +70,15 @@ async def test_a_place_is_free_again_when_left_or_forgotten(budgets: Budgets) ->
     await budgets.leave("a", "nobody")
 
 
+async def test_whoever_has_a_place_does_not_want_another(budgets: Budgets) -> None:
+    """What is sent twice for a broken connection was refused the last place, which it held itself, and kept it."""
+    for _ in range(2):
+        assert await budgets.enter("a", "one", 1, 60)
+    await budgets.leave("a", "one")
+    assert await budgets.enter("a", "two", 1, 60)
+    assert not await budgets.enter("a", "one", 1, 60)
+
+
 async def test_many_at_once_get_what_there_is(budgets: Budgets) -> None:
     found = await asyncio.gather(*(budgets.take("a", NEVER_FILLS, 1) for _ in range(30)))
     assert sum(one.is_allowed for one in found) == 10
@@ -95,13 +102,13 @@ async def test_a_redis_that_stands_still_limits_nobody(monkeypatch: pytest.Monke
     failures: list[None] = []
     with RedisServer() as server:
         budgets = RedisBudgets(server.url, on_failure=lambda: failures.append(None))
-        os.kill(server.pid, signal.SIGSTOP)
+        server.freeze()
         async with asyncio.timeout(60):
             assert (await budgets.take("a", NEVER_FILLS, 1)).is_allowed
             await budgets.charge("a", NEVER_FILLS, 1)
             assert await budgets.enter("a", "one", 1, 60)
             await budgets.leave("a", "one")
-        os.kill(server.pid, signal.SIGCONT)
+        server.thaw()
         await budgets.close()
     assert len(failures) == 4
 
@@ -114,10 +121,10 @@ async def test_a_redis_is_not_blamed_for_a_stall_of_our_own(
     failures: list[None] = []
     budgets = RedisBudgets(server.url, "stall", on_failure=lambda: failures.append(None))
     await budgets.take("a", NEVER_FILLS, 1)
-    os.kill(server.pid, signal.SIGSTOP)
+    server.freeze()
     taking = asyncio.create_task(budgets.take("a", NEVER_FILLS, 1))
     await asyncio.sleep(0.05)  # it has asked
-    os.kill(server.pid, signal.SIGCONT)
+    server.thaw()
     time.sleep(1.3)  # noqa: ASYNC251  (on purpose)
     assert (await taking).left == pytest.approx(8)
     assert not failures
