@@ -26,7 +26,7 @@ from kvasir.proto import workers_pb2 as pb
 from kvasir.router.batches import Batches
 from kvasir.router.openai.errors import StoreUnavailable
 from kvasir.router.openai.stream_notes import StreamLog, StreamOrigin, TakenStream, line_of
-from kvasir.router.redis_client import redis_client
+from kvasir.router.redis_client import close_client, redis_client
 from kvasir.router.types import RoutedRequest, TokenDelta
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class RedisNotes:
         if self._until_up is not None:
             self._until_up.cancel()
             await asyncio.gather(self._until_up, return_exceptions=True)
-        await self._redis.aclose()
+        await close_client(self._redis)
 
     def call(self, script: str, key: str, *arguments: str | bytes | int) -> asyncio.Future[Any]:
         """What it answers; None if nothing."""

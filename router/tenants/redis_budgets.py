@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from kvasir.common.logging import Sparse
 from kvasir.common.own_time import own_timeout
-from kvasir.router.redis_client import redis_client
+from kvasir.router.redis_client import close_client, redis_client
 from kvasir.router.tenants.budgets import Balance, Budget, balance
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class RedisBudgets:
             self._failed(error)
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await close_client(self._client)
 
     async def _ask(self, script: Any, name: str, *arguments: float | str) -> Any:
         """None if the server does not answer."""

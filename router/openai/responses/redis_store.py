@@ -9,7 +9,7 @@ from redis.exceptions import RedisError
 from kvasir.common.own_time import own_timeout
 from kvasir.router.openai.errors import StoreUnavailable
 from kvasir.router.openai.responses.store import StoredResponse
-from kvasir.router.redis_client import redis_client
+from kvasir.router.redis_client import close_client, redis_client
 
 _TIMEOUT_S = 2.0
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class RedisResponseStore:
         return bool(await self._answer(self._redis.delete(_key(owner, response_id))))
 
     async def close(self) -> None:
-        await self._redis.aclose()
+        await close_client(self._redis)
 
     async def _answer(self, command: Awaitable[T]) -> T:
         """Comes to its end also when nobody waits for it any more: a reply left unread would be the next one's."""

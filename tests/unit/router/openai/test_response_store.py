@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from kvasir.router import redis_client
 from kvasir.router.openai.errors import StoreUnavailable
 from kvasir.router.openai.responses import redis_store
 from kvasir.router.openai.responses.redis_store import RedisResponseStore
@@ -81,6 +82,21 @@ async def test_redis_forgets_in_time_and_says_when_it_is_gone() -> None:
             await store.put("me", response(1))
     finally:
         await store.close()
+
+
+async def test_a_redis_that_takes_nothing_keeps_no_router_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What had been sent lay in the way, and closing waited until the server would have taken it."""
+    monkeypatch.setattr(redis_client, "_CLOSE_WITHIN_S", 0.2)
+    with RedisServer() as server:
+        store = RedisResponseStore(server.url, ttl_s=100)
+        assert await store.get("me", "resp_1") is None
+        server.freeze()
+        putting = asyncio.create_task(store.put("me", response(1, 32 << 20)))
+        await asyncio.sleep(0.3)  # more lies there by then than any socket takes
+        async with asyncio.timeout(30):
+            await store.close()
+    with pytest.raises(StoreUnavailable):
+        await putting
 
 
 async def test_a_client_that_leaves_takes_no_reply_from_the_next_one() -> None:
