@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from contextlib import suppress
 from typing import NoReturn
 
 from kvasir.common.logging import configure_logging
@@ -43,6 +44,7 @@ def leave(status: int) -> NoReturn:
     """Once all that the node had is closed: to take Python, torch and numba apart frees only what the kernel frees by
     itself, and takes about a second."""
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError):  # it was closed from the start, or nobody reads it any more
+            stream.flush()
     os._exit(status)
