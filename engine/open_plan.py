@@ -8,6 +8,7 @@ class OpenPlan:
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.num_prompts = 0  # that are still to be considered
+        self.held_back: set[RequestId] = set()  # prompts with seats that neither begin nor go on: enough others have
         self.chunks: dict[RequestId, Chunk] = {}
         self.admitted: list[Admitted] = []
 

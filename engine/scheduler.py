@@ -28,7 +28,8 @@ class Scheduler(Queues):
        passed by those that are not.
     4. Out of blocks, since those who decode grow, one of the lowest priority gives way: the last come, or who gives his
        blocks for much less.
-    So no request that holds blocks ever waits behind one that holds none; and a prefill node preempts nobody.
+    So no request that holds blocks ever waits behind one that holds none, but for long prompts that are to be passed;
+    and a prefill node preempts nobody.
     """
 
     def __init__(self, limits: Limits, kv_identity: bytes = b"") -> None:
@@ -59,11 +60,7 @@ class Scheduler(Queues):
         if self.step_budget is not None:
             plan.budget = self.step_budget.num_prefill_tokens(len(plan.chunks), plan.budget)
         for request in prompts:
-            if request.phase is not Phase.RUNNING:  # it has given way to one before it
-                continue
-            if self._lets_others_pass(request, plan) or self._too_many_have_begun(request, plan):
-                plan.num_prompts -= 1
-            else:
+            if request.phase is Phase.RUNNING:  # it may have given way to one before it
                 self._schedule_running(request, plan)
         self._queue_may_move = False
         for request in tuple(self.waiting):
@@ -82,6 +79,9 @@ class Scheduler(Queues):
     def _schedule_running(self, request: Request, plan: OpenPlan) -> None:
         if request.num_uncomputed_tokens > 1:
             plan.num_prompts -= 1
+            if self._lets_others_pass(request, plan) or self._too_many_have_begun(request, plan):
+                plan.held_back.add(request.request_id)
+                return
         num_tokens = self._chunk_size(request, plan)
         if num_tokens == 0:
             return
@@ -156,9 +156,10 @@ class Scheduler(Queues):
         return most > 0 and len(self._have_begun(request, plan)) >= most
 
     def _have_begun(self, request: Request, plan: OpenPlan) -> list[Request]:
-        """Prompts that go before this one, and are not done after this step: all of those with a seat, where it has
-        none; else (what it awaited has come, but not all of its blocks) those before it in the order of the queue."""
-        begun = [one for one in self.running if one.num_uncomputed_tokens > 1 and not plan.completes(one)]
+        """Prompts that go before this one, and on after this step: of those with a seat all that are not held back;
+        where it has one too (what it awaited has come, but not all of its blocks), those before it in the queue."""
+        prompts = (one for one in self.running if one.num_uncomputed_tokens > 1)
+        begun = [one for one in prompts if one.request_id not in plan.held_back and not plan.completes(one)]
         return begun if request.phase is Phase.WAITING else [one for one in begun if one.order < request.order]
 
     def _is_long(self, request: Request) -> bool:

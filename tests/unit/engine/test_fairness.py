@@ -4,6 +4,7 @@ import pytest
 
 from kvasir.engine.engine import Engine
 from kvasir.engine.limits import Limits
+from kvasir.engine.preemption import Way
 from kvasir.engine.request import Request
 from kvasir.engine.scheduler import Scheduler
 from kvasir.engine.step import StepResult
@@ -171,10 +172,12 @@ def test_long_prompts_are_passed_by_short_ones_while_enough_of_them_have_begun()
     assert all(len(request.output_token_ids) == 2 for request in longs)
 
 
-@pytest.mark.parametrize("limit", ["max_num_partial_prefills", "max_long_partial_prefills"])
-def test_so_it_is_with_prompts_that_have_their_seats_before_they_are_computed(limit: str) -> None:
-    """On a decode node all of them await the router's word; it was only those without a seat that were counted."""
-    engine = engine_with(long_prefill_token_threshold=4, **{limit: 2})
+@pytest.mark.parametrize("most", [{"num": 2}, {"long": 2}, {"num": 3, "long": 2}])
+def test_so_it_is_with_prompts_that_have_their_seats_before_they_are_computed(most: dict[str, int]) -> None:
+    """On a decode node all of them await the router's word; it was only those without a seat that were counted. A long
+    one that is passed has not begun: it was among those that were too many for the short one."""
+    limits = {f"max_{kind}_partial_prefills": number for kind, number in most.items()}
+    engine = engine_with(long_prefill_token_threshold=4, **limits)
     longs = [make_request(f"long{i}", [i] * 20, 2, awaits={"continue"}) for i in range(4)]
     for request in longs:
         engine.submit(request)
@@ -184,11 +187,30 @@ def test_so_it_is_with_prompts_that_have_their_seats_before_they_are_computed(li
     for request in reversed((*longs, short)):
         engine.continue_with(request.request_id, [])
     short_ended = step_until(engine, short)
-    assert short_ended == 1 if limit == "max_long_partial_prefills" else short_ended > 5
+    assert short_ended == 1 if "long" in most else short_ended > 5
     finish(engine)
     for plan in runner_of(engine).plans:
         assert sum(chunk.request in longs and chunk.end < 20 for chunk in plan.chunks) <= 2
     assert all(len(request.output_token_ids) == 2 for request in longs)
+
+
+def test_so_it_is_with_one_that_was_preempted_and_finds_all_it_would_fetch() -> None:
+    """It comes back as one that awaits blocks, of which none is missing; it did not look who had begun."""
+    engine = engine_with(max_num_partial_prefills=1)
+    first = make_request("first", [1] * 60, 2, awaits={"continue"})
+    preempted = make_request("preempted", [2] * 9, 8)
+    for request in (first, preempted):
+        engine.submit(request)
+    step_until(engine, preempted, 2)
+    engine.continue_with(first.request_id, [])
+    engine.step()
+    preempted.num_stored_tokens = 8
+    engine.scheduler._preempt(preempted, Way.FETCH)
+    num_steps = len(runner_of(engine).plans)
+    step_until(engine, first)
+    assert not any(chunks_of(engine, preempted)[num_steps:-1]), "begun beside the one that had begun"
+    finish(engine)
+    assert preempted.output_token_ids == fake_tokens([2] * 9, 8, hash_of("preempted"))
 
 
 def test_limits_that_make_no_sense() -> None:
