@@ -59,9 +59,11 @@ def largest_step(max_num_batched_tokens: int, max_num_seqs: int, max_model_len: 
     return StepPlan(tuple(Chunk(request, 0, request.num_tokens) for request in requests))
 
 
-def largest_decode(max_num_batched_tokens: int, max_num_seqs: int, block_size: int, tokens_each: int = 1) -> StepPlan:
-    """tokens_each: with the drafts of each sequence"""
-    num_seqs = min(max_num_seqs, max_num_batched_tokens)
+def largest_decode(
+    max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int, block_size: int, tokens_each: int = 1
+) -> StepPlan:
+    """tokens_each: with the drafts of each sequence, as far as its length allows them"""
+    num_seqs, tokens_each = min(max_num_seqs, max_num_batched_tokens), min(tokens_each, max_model_len)
     requests = [_request(tokens_each, block_size, SamplingParams(), str(i)) for i in range(num_seqs)]
     return StepPlan(tuple(Chunk(request, 0, tokens_each) for request in requests))
 
@@ -84,7 +86,7 @@ def profile_memory(
     peak_bytes = torch.cuda.max_memory_allocated(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    runner.execute(largest_decode(max_num_batched_tokens, max_num_seqs, block_size, 1 + num_drafts))
+    runner.execute(largest_decode(max_num_batched_tokens, max_num_seqs, max_model_len, block_size, 1 + num_drafts))
     graph_bytes = torch.cuda.max_memory_allocated(device) - before
     del runner
     torch.cuda.empty_cache()

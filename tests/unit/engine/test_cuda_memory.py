@@ -32,7 +32,7 @@ def test_the_largest_step(max_tokens: int, max_seqs: int, max_len: int, expected
     assert [chunk.num_tokens for chunk in chunks] == expected
     assert all(chunk.samples and len(chunk.request.block_table) * 16 >= chunk.num_tokens for chunk in chunks)
     assert chunks[0].scored or max(expected) == 1
-    assert len(largest_decode(max_tokens, max_seqs, 16).chunks) == len(expected)
+    assert len(largest_decode(max_tokens, max_seqs, max_len, 16).chunks) == len(expected)
 
 
 def test_both_steps_run_in_one_block(tmp_path: Path) -> None:
@@ -42,5 +42,15 @@ def test_both_steps_run_in_one_block(tmp_path: Path) -> None:
     runner = ModelRunner(load_model(tmp_path, config, torch.float32, CPU), kv_cache, 64)
     sampled = runner.execute(largest_step(40, 3, 64, 4))
     assert [len(one.token_ids) for one in sampled.values()] == [1, 1, 1]
-    assert len(runner.execute(largest_decode(40, 3, 4))) == 3
-    assert len(runner.execute(largest_decode(40, 3, 4, tokens_each=5))) == 3
+    assert len(runner.execute(largest_decode(40, 3, 64, 4))) == 3
+    assert len(runner.execute(largest_decode(40, 3, 64, 4, tokens_each=5))) == 3
+
+
+def test_no_sequence_is_longer_than_one_may_be(tmp_path: Path) -> None:
+    """With more drafts than that, their positions had no angles."""
+    save_checkpoint(tmp_path)
+    config = read_model_config(tmp_path)
+    kv_cache = KVCache(kv_layout(config, 4, torch.float32), 1, CPU)
+    runner = ModelRunner(load_model(tmp_path, config, torch.float32, CPU), kv_cache, 3)
+    for plan in (largest_step(40, 3, 3, 4), largest_decode(40, 3, 3, 4, tokens_each=5)):
+        assert len(runner.execute(plan)) == 3
