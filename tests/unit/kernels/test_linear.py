@@ -47,8 +47,11 @@ def test_quantized_product_is_that_of_the_dequantized_weight(
 @pytest.mark.parametrize("group_size", [16, 32, 128])
 @pytest.mark.parametrize("num_inputs", [128, 256, 200])
 def test_groups_of_any_size(group_size: int, num_inputs: int) -> None:
-    weight, x = quantize(torch.randn(40, num_inputs), 4, group_size), torch.randn(9, num_inputs)
-    torch.testing.assert_close(PackedLinear(weight)(x), linear_reference(x, weight.dequantized()), rtol=1e-4, atol=1e-4)
+    weight = quantize(torch.randn(40, num_inputs), 4, group_size)
+    for num_tokens in (9, 30, 71):  # a tile; some, part by part; blocks
+        x = torch.randn(num_tokens, num_inputs)
+        seen = linear_reference(x, weight.dequantized())
+        torch.testing.assert_close(PackedLinear(weight)(x), seen, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("how", "fewest"), [("none", 3), ("fp16", 3), ("int8", 13), ("int4", 13)])
