@@ -29,6 +29,7 @@ class OneClusterAtATime(LoadFileScheduling):
         return "tests/e2e" if nodeid.startswith("tests/e2e/") else super()._split_scope(nodeid)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
     return OneClusterAtATime(config, log) if config.option.dist == "loadfile" else None
 
