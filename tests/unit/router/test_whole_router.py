@@ -24,6 +24,9 @@ from kvasir.router.openai.responses.store import MemoryResponseStore
 from kvasir.router.openai.serving import Serving
 from kvasir.router.openai.tokens import TokensApi
 from kvasir.router.overview import OwnOverview
+from kvasir.router.tenants.backend import TenantBackend
+from kvasir.router.tenants.budgets import MemoryBudgets
+from kvasir.router.tenants.limiter import Limiter
 from kvasir.router.text.chat_renderer import ChatRenderer
 from tests.fake_cluster import FakeCluster, fake_cluster
 from tests.fake_request import expected_tokens
@@ -37,8 +40,9 @@ async def whole_router(**config: Any) -> AsyncIterator[tuple[httpx.AsyncClient, 
         metrics = RouterMetrics(cluster.metrics)  # beside the dispatcher's own: no name is taken twice
         renderer = ChatRenderer(None)
         bodies = Bodies(lambda: (1, 1), 1 << 20)  # no body here is so large that it starts its process
+        limiter = Limiter(MemoryBudgets(), 600, lambda tenant, what: metrics.limited(tenant=tenant, limit=what))
         api = OpenAIApi(
-            cluster.dispatcher,
+            TenantBackend(cluster.dispatcher, limiter, isolates=False),
             TOKENIZER,
             renderer,
             model_names=["m"],
