@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.remote import Producer
-from xdist.scheduler import LoadFileScheduling
 
 from kvasir.cli.builtin_model import prepare_builtin_model
 
@@ -18,20 +16,6 @@ settings.load_profile("any machine")
 
 # `make test-browser` installs what these import.
 collect_ignore = [] if find_spec("playwright") else ["browser"]
-
-
-class OneClusterAtATime(LoadFileScheduling):
-    """Files go to whichever worker is free. Those with clusters of real processes are one piece of work, begun first:
-    two clusters at once would be too much for two cores, and one leaves a core idle for most of the time.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        return "tests/e2e" if nodeid.startswith("tests/e2e/") else super()._split_scope(nodeid)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
-    return OneClusterAtATime(config, log) if config.option.dist == "loadfile" else None
 
 
 @pytest.fixture(scope="session")
