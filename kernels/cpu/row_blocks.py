@@ -35,16 +35,15 @@ def _multiply_rows(x: Any, start: Any, stop: Any, panels: Any, span: Any, next_s
     The bias comes last, as in products of few rows, so that both add the same numbers in the same order.
 
     Panels of other numbers become float32 in `slab`, once for all of these rows. A tile that sticks out is made in
-    `edge`. All tiles together fetch the panels of the next span, so that they come in evenly.
+    `edge`. All tiles together fetch what the next slab is made of, of these panels or the next span's, so that it comes
+    in evenly.
     """
     num_inputs = x.shape[1]
     scale_bytes = scales.shape[1] // ((num_inputs + group_size - 1) // group_size)
     p, other = SPAN * span, min(SPAN * span + 1, panels.shape[0] - 1)
     first_output = p * PANEL
     width = min(SPAN * PANEL, out.shape[1] - first_output)
-    ahead = panels.ctypes.data + SPAN * next_span * panels.strides[0]
-    num_steps = (stop - start + SPAN_ROWS - 1) // SPAN_ROWS * num_inputs
-    ahead_step = (SPAN * panels.strides[0] + num_steps - 1) // num_steps
+    num_tiles, input_bytes = (stop - start + SPAN_ROWS - 1) // SPAN_ROWS, panels.strides[0] // num_inputs
     for first in range(0, num_inputs, _INPUTS_OF_A_SLAB):
         count = min(_INPUTS_OF_A_SLAB, num_inputs - first)
         weights = panels.ctypes.data + p * panels.strides[0] + first * 4 * PANEL
@@ -55,6 +54,11 @@ def _multiply_rows(x: Any, start: Any, stop: Any, panels: Any, span: Any, next_s
             if SPAN > 1:
                 expand_slab(panels, other, scales, scale_bytes, group_size, first, count, slab[1])
             weights, weights_stride = slab.ctypes.data, slab.strides[0]
+        later, later_first = (span, first + count) if first + count < num_inputs else (next_span, 0)
+        later_bytes = min(_INPUTS_OF_A_SLAB, num_inputs - later_first) * input_bytes  # of each of SPAN panels
+        later_data = panels.ctypes.data + SPAN * later * panels.strides[0] + later_first * input_bytes
+        ahead_step = (SPAN * later_bytes + num_tiles * count - 1) // (num_tiles * count)
+        fetched = 0
         for t in range(start, stop, SPAN_ROWS):
             rows = min(SPAN_ROWS, stop - t)
             place, stride = out.ctypes.data + t * out.strides[0] + 4 * first_output, out.strides[0]
@@ -64,10 +68,10 @@ def _multiply_rows(x: Any, start: Any, stop: Any, panels: Any, span: Any, next_s
                 _copy(out[t : t + rows, first_output : first_output + width], edge)
             multiply_span(
                 x.ctypes.data + t * x.strides[0] + first * 4, x.strides[0], rows, weights, weights_stride, count,
-                ahead, ahead_step,
+                later_data + fetched // later_bytes * panels.strides[0] + fetched % later_bytes, ahead_step,
                 zeros.ctypes.data if first == 0 else place, 0 if first == 0 else stride, end.ctypes.data, place, stride,
             )  # fmt: skip
-            ahead += ahead_step * count
+            fetched += ahead_step * count
             if not is_whole:
                 _copy(edge[:rows, :width], out[t:, first_output:])
 
