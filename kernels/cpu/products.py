@@ -89,7 +89,7 @@ def _multiply_panel(x: Any, panels: Any, p: Any, next_p: Any, scales: Any, group
     first_output = p * PANEL
     width = min(PANEL, out.shape[1] - first_output)
     next_panel = panels.ctypes.data + next_p * panels.strides[0]
-    if len(part) > 0:
+    if has_groups(panels) and len(part) > 0:
         _multiply_expanded(x, panels, p, next_panel, scales, scale_bytes, group_size, part, sums)
         _write(sums, 0, num_tokens, first_output, width, bias, has_bias, out)
         return
