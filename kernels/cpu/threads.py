@@ -5,7 +5,7 @@ torch and numba each bring an OpenMP of their own, and two pools of threads on t
 `GOMP_parallel` of the OpenMP that torch loaded. Without one, a loop runs on the calling thread.
 
 A loop takes its next piece of work from a counter in its arguments, so a thread that the machine has put aside delays
-nothing but the piece that it holds.
+nothing but what it holds: its piece, and of products the next one, which it fetches meanwhile.
 """
 
 import ctypes
